@@ -167,6 +167,18 @@ RULES: tuple[ConflictRule, ...] = (
         "a shadow router responds at once",
     ),
     ConflictRule(
+        "no_worker_wait_s",
+        "shadow",
+        lambda c: c.no_worker_wait_s > 0 and c.shadow,
+        "a shadow router responds at once",
+    ),
+    ConflictRule(
+        "scale_from_zero_models",
+        "no_worker_wait_s",
+        lambda c: bool(c.scale_from_zero_models) and not c.no_worker_wait_s,
+        "without it no request waits for a worker",
+    ),
+    ConflictRule(
         "max_waiting_requests",
         "max_connections",
         lambda c: c.max_waiting_requests > c.max_connections // 2,
@@ -212,6 +224,7 @@ def check_router(config: RouterConfig, sources: Mapping[str, str]) -> None:
     _ = config.openai.completions.origins  # raises for an invalid one
     check_nats_url("dynamo_nats_url", config.dynamo.dynamo_nats_url)
     _ = config.placement.tracking_key
+    _ = config.queue.from_zero
 
 
 def load_router(arguments: Sequence[str], environment: Mapping[str, str]) -> Loaded[RouterConfig]:

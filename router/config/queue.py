@@ -6,9 +6,10 @@ Fields that Dynamo's routers also have carry the same names.
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, ValidationError, convert
 
 from router.errors import ConfigError
+from router.protocol.values import Name, Scope
 from router.runtime.process.settings import DECIDES, about
 from router.scheduler.queue.policy_classes import (
     KEY,
@@ -62,6 +63,34 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 1 << 26
 
+    no_worker_wait_s: Annotated[
+        float,
+        about(
+            "time for which a booking waits where its model has no schedulable worker, and has or "
+            "had some or is in scale_from_zero_models; 0: it is refused at once with 503",
+            DECIDES,
+            ge=0,
+            le=86_400,
+        ),
+    ] = 0.0
+    scale_from_zero_models: Annotated[
+        str,
+        about(
+            "models whose bookings may wait for their first worker: name, or group=name outside "
+            "the routing group default, separated by commas",
+            DECIDES,
+        ),
+    ] = ""
+
+    @property
+    def from_zero(self) -> tuple[Scope, ...]:
+        """The scopes of `scale_from_zero_models`. Raises ConfigError."""
+        pairs = [each.strip() for each in self.scale_from_zero_models.split(",") if each.strip()]
+        if len(pairs) > MOST_FROM_ZERO:
+            allowed = f"at most {MOST_FROM_ZERO}"
+            raise ConfigError("scale_from_zero_models", f"{len(pairs)} models", allowed)
+        return tuple(dict.fromkeys(map(_scope_of, pairs)))
+
     @property
     def queueing(self) -> Queueing:
         """The settings that decisions depend on."""
@@ -72,7 +101,24 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
             max_wait_s=self.max_wait_s,
             max_requests=self.max_waiting_requests,
             max_tokens=self.max_waiting_tokens,
+            no_worker_wait_s=self.no_worker_wait_s,
+            from_zero=self.from_zero,
         )
+
+
+MOST_FROM_ZERO = 64
+"""Limit of the models that may wait for their first worker: each has metrics of its own."""
+
+
+def _scope_of(pair: str) -> Scope:
+    """Return a scope named as `model` or `group=model`. Raises ConfigError."""
+    group, is_pair, model = pair.partition("=")
+    try:
+        names = (model.strip(), group.strip()) if is_pair else (pair, "default")
+        return Scope(*(convert(each, Name) for each in names))
+    except ValidationError as error:
+        allowed = "model, or group=model, separated by commas"
+        raise ConfigError("scale_from_zero_models", f"{pair!r}: {error}", allowed) from error
 
 
 def policy_file_text(path: str) -> str:

@@ -3,6 +3,8 @@
 tracker: sums of all bookings on each slot ──sample──▶ Arrivals of the pool of that rank
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from msgspec import Struct
 
@@ -57,6 +59,7 @@ class CapacityMonitor:
     __slots__ = (
         "_arrivals",
         "_fleet",
+        "_from_zero",
         "_members",
         "_ranks",
         "_sampled_s",
@@ -67,9 +70,16 @@ class CapacityMonitor:
     )
 
     def __init__(
-        self, settings: CapacitySettings, fleet: Fleet, ranks: RankTable, tracker: Tracker
+        self,
+        settings: CapacitySettings,
+        from_zero: Sequence[Scope],
+        fleet: Fleet,
+        ranks: RankTable,
+        tracker: Tracker,
     ) -> None:
+        """Initialise without workers. `from_zero`: scopes that are known before they have one."""
         self.settings = settings
+        self._from_zero = [Pool(scope, "aggregated") for scope in from_zero]
         self._fleet = fleet
         self._ranks = ranks
         self._tracker = tracker
@@ -83,6 +93,22 @@ class CapacityMonitor:
         """Return the pools that have or had workers, in order."""
         self._arrange(now_s)
         return sorted(self._arrivals)
+
+    def knows(self, scope: Scope) -> bool:
+        """Return whether a scope has or had workers, or is to be scaled from zero."""
+        pools = (Pool(scope, "aggregated"), Pool(scope, "decode"), Pool(scope, "prefill"))
+        return any(each in self._arrivals for each in pools) or pools[0] in self._from_zero
+
+    @property
+    def knows_any(self) -> bool:
+        """True if it knows any scope."""
+        return bool(self._arrivals or self._from_zero)
+
+    @property
+    def without_workers(self) -> list[Scope]:
+        """The known scopes without any worker, in order."""
+        scopes = {pool.scope for pool in self._arrivals}
+        return sorted(scopes - {pool.scope for pool in self._members})
 
     def members(self, pool: Pool) -> PoolMembers:
         """Return the workers of a pool, which may have lost all."""
@@ -121,9 +147,19 @@ class CapacityMonitor:
         for pool in workers:
             known = self._arrivals.pop(pool, None)
             self._arrivals[pool] = known or Arrivals(self.settings.window_s, now_s)
+        self._arrange_from_zero(now_s)
         for pool in list(self._arrivals)[: max(len(self._arrivals) - MOST_POOLS, 0)]:
-            if pool not in workers:
+            if pool not in workers and pool not in self._from_zero:
                 del self._arrivals[pool]
+
+    def _arrange_from_zero(self, now_s: float) -> None:
+        """Add pools to be scaled from zero; a scope has none if its pools are of other roles."""
+        split = {pool.scope for pool in self._arrivals if pool.role != "aggregated"}
+        for pool in self._from_zero:
+            if pool.scope in split and pool not in self._members:
+                self._arrivals.pop(pool, None)
+            elif pool not in self._arrivals:
+                self._arrivals[pool] = Arrivals(self.settings.window_s, now_s)
 
     def _of(self, workers: list[FleetWorker]) -> PoolMembers:
         slots = [self._ranks.slot(rank) for worker in workers for rank in worker.ranks]

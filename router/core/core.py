@@ -131,7 +131,9 @@ class RouterCore:
         self.ranks = RankTable()
         self.tracker = Tracker(settings.reservation_ttl_s, self.ranks)
         self.predictor = Predictor(self.ranks)
-        self.capacity = CapacityMonitor(settings.capacity, self.fleet, self.ranks, self.tracker)
+        booked_on = (self.fleet, self.ranks, self.tracker)
+        from_zero = settings.queueing.from_zero
+        self.capacity = CapacityMonitor(settings.capacity, from_zero, *booked_on)
         self.waiting = WaitingRoom(settings.queueing)
         self.foreign = RemoteReservations(
             settings.router_id,
@@ -154,7 +156,7 @@ class RouterCore:
         booked = (self.tracker, self.foreign, self.predictions, self.waiting)
         self._reservations = Reservations(settings, self._placer, *booked, self._usage)
         parts = (self._placer, self._reservations, self.waiting)
-        self._admission = AdmissionController(self.fleet, *parts)
+        self._admission = AdmissionController(self.fleet, *parts, self.capacity)
         self._handlers = self._table()
         self.handle = self._execute  # the last one: from now on nothing is replaced
 
@@ -192,6 +194,16 @@ class RouterCore:
     def trust_weights(self) -> TrustWeights:
         """The weights of an overlap, by the trust in it."""
         return self._settings.policy.trust_weights
+
+    @property
+    def scopes_in_waiting(self) -> list[Scope]:
+        """The known scopes without any worker, if their requests wait for one."""
+        return self.capacity.without_workers if self.waiting.limits.no_worker_wait_s else []
+
+    @property
+    def may_wait_for_workers(self) -> bool:
+        """True if requests of some scope wait where it has no schedulable worker."""
+        return self.waiting.limits.no_worker_wait_s > 0 and self.capacity.knows_any
 
     @property
     def reads_events(self) -> bool:
@@ -402,7 +414,7 @@ class RouterCore:
         ]
         effects += self.foreign.tick(now_s)
         effects += [RequestCheckpoint(*each) for each in self.index.take_wanted_checkpoints(now_s)]
-        effects += [RefuseWaiting(*each) for each in self.waiting.expire(now_s)]
+        effects += self._admission.expire(now_s)
         if self._settings.models_prefill or self.tracker.silence.is_usual:
             self.tracker.end_overdue(now_s)
         effects += self._admission_effects()

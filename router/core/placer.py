@@ -67,6 +67,9 @@ class _Rules(Struct, frozen=True, eq=False):
     weights: FloatArray
 
 
+MOST_RETRY_S = 60.0
+"""Limit of the suggested time to retry, where no worker has come."""
+
 MOST_RULES = 256
 """Limit of cached rules; at the limit, the cache is emptied."""
 
@@ -185,14 +188,19 @@ class Placer:
         """Return the ranks that may serve it. Raises NoEndpointsError, WorkersOverloadedError."""
         return self._eligible(request, self.schedulable(request.scope))
 
+    def no_workers(self, scope: Scope, waited_s: float | None = None) -> NoEndpointsError:
+        """Return the error of a scope without a schedulable worker, of which each is explained.
+
+        `waited_s`: how long a request has waited for one, after which it may be sent again.
+        """
+        after = "" if waited_s is None else f" within {waited_s:.3g} s"
+        retry_s = None if waited_s is None else min(max(waited_s, 1.0), MOST_RETRY_S)
+        named = (scope.model_name, scope.routing_group, f"no schedulable workers{after}")
+        return NoEndpointsError(*named, self._unschedulable(scope), retry_s)
+
     def _eligible(self, request: SelectRequest, candidates: Candidates) -> EligibleRanks:
         if not candidates.ranks:
-            raise NoEndpointsError(
-                request.model_name,
-                request.routing_group,
-                "no schedulable workers",
-                self._unschedulable(request.scope),
-            )
+            raise self.no_workers(request.scope)
         prefill = request.prefill_worker_id
         labels = None if prefill is None else self._labels(prefill)
         return self.gate.pass_through(request, candidates, labels)

@@ -47,7 +47,12 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
     ] = ""
     router_tls_cert_file: Annotated[str, about("PEM certificate for the router")] = ""
     router_tls_key_file: Annotated[str, about("PEM file of the certificate's private key")] = ""
-    max_wait_s: Annotated[float, about("limit of the wait in the router's queue", gt=0)] = 60.0
+    max_wait_s: Annotated[
+        float,
+        about(
+            "limit of the wait in the router's queue, and for a worker where there is none", gt=0
+        ),
+    ] = 60.0
 
     @property
     def access(self) -> HttpAccess:
@@ -121,7 +126,7 @@ def in_router(config: "RouterConfig") -> ForwardConfig:
         router=UpstreamConfig(
             nats_url=config.bus.nats_url,
             namespace=config.bus.namespace,
-            max_wait_s=config.queue.max_wait_s,
+            max_wait_s=max(config.queue.max_wait_s, config.queue.no_worker_wait_s),
         ),
         completions=openai.completions,
         engines=openai.engines,

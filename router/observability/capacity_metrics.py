@@ -42,6 +42,10 @@ _POOL: Rows = {
     "booked_seconds": gauge("Seconds of ranks that the booked work takes", "booked_s"),
     "wait_seconds": gauge("Predicted wait of a new request of the mean size", "predicted_wait_s"),
     "kv_usage": gauge("Blocks of booked requests, as a fraction of the capacity", "kv_usage"),
+    "waiting_for_worker": gauge(
+        "Requests that wait because there is no schedulable worker",
+        lambda pool: 0 if pool.schedulable_workers else pool.waiting_requests,
+    ),
     "workers_needed": gauge("The fewest workers with saturation up to the target"),
     "workers_that_would_be_missed": gauge("Of those needed, the schedulable ones"),
     "workers_spare": gauge("Schedulable workers that could go, by peak saturation"),

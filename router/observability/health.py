@@ -91,13 +91,19 @@ class ServiceStatus:
         if not self.replicas_caught_up:
             reasons.append("the other routers' reservations are not known yet")
         if self._needs_workers:
-            reasons += self._missing_workers(core.fleet.schedulable_count())
+            reasons += self._missing_workers(core)
         return reasons
 
-    def _missing_workers(self, schedulable: int) -> list[str]:
-        """Return reasons against readiness; after enough workers were seen once, one suffices."""
+    def _missing_workers(self, core: RouterCore) -> list[str]:
+        """Return reasons against readiness; after enough workers were seen once, one suffices.
+
+        None is needed where requests wait for the first one: else none would ever be sent.
+        """
+        schedulable = core.fleet.schedulable_count()
         if schedulable >= self._initial_workers:
             self._initial_workers = 0
+        if not schedulable and core.may_wait_for_workers:
+            return []
         if not schedulable:
             return ["no schedulable workers"]
         wanted = self._initial_workers
@@ -106,6 +112,8 @@ class ServiceStatus:
 
 def _degraded(core: RouterCore) -> list[str]:
     degraded = []
+    if not core.fleet.schedulable_count() and core.may_wait_for_workers:
+        degraded.append("no schedulable workers; requests wait for one")
     if core.fleet.is_frozen:
         degraded.append("most workers became silent at once; none is removed for now")
     unanswered = core.foreign.replicas.unanswered

@@ -13,7 +13,10 @@ from router.protocol.replies import RemovedRanks
 
 
 class NoEndpointsError(KvRouterError):
-    """No worker can take the request; `removed`: the ranks that each filter removed, in order."""
+    """No worker can take the request; `removed`: the ranks that each filter removed, in order.
+
+    `retry_after_s`: set if the request has waited for a worker.
+    """
 
     code = "no_endpoints"
     http_status = 503
@@ -24,6 +27,7 @@ class NoEndpointsError(KvRouterError):
         routing_group: str,
         reason: str,
         removed: Sequence[RemovedRanks] = (),
+        retry_after_s: float | None = None,
     ) -> None:
         who = "".join(f"; {each}" for each in removed)
         super().__init__(f"{reason} for model={model_name} routing_group={routing_group}{who}")
@@ -31,6 +35,8 @@ class NoEndpointsError(KvRouterError):
         self.routing_group = routing_group
         self.reason = reason
         self.removed = removed
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
 
 
 class WorkersOverloadedError(KvRouterError):

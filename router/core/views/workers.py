@@ -10,7 +10,7 @@ import numpy.typing as npt
 from msgspec import Struct, structs
 
 from router.core.core import RouterCore
-from router.core.fleet import FleetWorker
+from router.core.fleet import FleetWorker, ScopeRanks
 from router.core.registered_workers import RegisteredWorker
 from router.indexer.base import Overlap
 from router.protocol.dumps import (
@@ -41,7 +41,11 @@ from router.sequence.rank_table import BUSY, DECODE_BLOCKS, PREFILL_TOKENS, REQU
 
 
 def loads(core: RouterCore) -> list[ScopeLoads]:
-    """Return the reserved load of every rank, by scope."""
+    """Return the reserved load of every rank, by scope.
+
+    Scopes without workers are included if their requests wait for one.
+    """
+    scopes = dict(core.fleet.scopes()) | dict.fromkeys(core.scopes_in_waiting, ScopeRanks())
     return [
         ScopeLoads(
             scope.model_name,
@@ -50,7 +54,7 @@ def loads(core: RouterCore) -> list[ScopeLoads]:
             *core.waiting.usage(scope),
             **_names(core, here.ranks),
         )
-        for scope, here in sorted(core.fleet.scopes().items(), key=itemgetter(0))
+        for scope, here in sorted(scopes.items(), key=itemgetter(0))
     ]
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Collection
-from contextlib import suppress
 
 from router.client import Reservation, RouterClient
 from router.forward.placement import elsewhere
@@ -28,13 +27,18 @@ async def reserve_with_failover(
     ejected = () if request.pinned_worker else breaker.ejected()
     left_alone = {*ejected}.difference(failed) if ejected else ejected
     if left_alone:
-        with suppress(NoEndpointsError):
+        try:
             return await router.reserved(elsewhere(request, {*left_alone, *failed}))
+        except NoEndpointsError as error:
+            if error.retry_after_s is not None:
+                raise
     if failed:
         return await router.reserved(elsewhere(request, failed))
     for pause_s in UNHEARD_S:
         try:
             return await router.reserved(request)
-        except NoEndpointsError:
+        except NoEndpointsError as error:
+            if error.retry_after_s is not None:  # the request has waited for a worker
+                raise
             await asyncio.sleep(pause_s)
     return await router.reserved(request)

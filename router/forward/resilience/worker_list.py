@@ -121,7 +121,7 @@ class WorkerList:
             raise
         own = [each for each in scopes if each.routing_group == self._routing_group]
         models = {load.worker_id: scope.model_name for scope in own for load in scope.loads}
-        self.problem, self._listed = None, set(models.values())
+        self.problem, self._listed = None, {each.model_name for each in own}
         self._rank_counts = Counter(load.worker_id for scope in own for load in scope.loads)
         self.names.replace(names_in(scopes, self._routing_group))
         self._models |= self._listed | self.names.all.keys()

@@ -10,7 +10,7 @@ from router.protocol.requests import SelectRequest
 from router.protocol.values import Scope
 from router.scheduler.filters import demanded_target, demands_something
 from router.scheduler.queue.admission_queue import AdmissionQueue
-from router.scheduler.queue.errors import QueueFullError, QueueTimeoutError, TenantQueueFullError
+from router.scheduler.queue.errors import QueueFullError
 from router.scheduler.queue.flows import LimitKind, Waiting
 from router.scheduler.queue.policy_classes import (
     PolicyClass,
@@ -27,6 +27,8 @@ class Queueing(Struct, frozen=True):
 
     `threshold_frac` and `policy` apply to the single class of models that the `policy_file` (its
     text) does not name. `max_requests` and `max_tokens` limit all queues together.
+    `no_worker_wait_s`: longest wait for a worker, where there is none; 0: none. `from_zero`: the
+    scopes that may wait before they ever had one.
     """
 
     threshold_frac: float | None = None
@@ -35,6 +37,8 @@ class Queueing(Struct, frozen=True):
     max_wait_s: float = 60.0
     max_requests: int = 2048
     max_tokens: int = 1 << 26
+    no_worker_wait_s: float = 0.0
+    from_zero: tuple[Scope, ...] = ()
 
     @property
     def policies(self) -> QueuePolicies:
@@ -51,6 +55,7 @@ class Pending(Struct, frozen=True, eq=False):
     policy_class: str
 
 
+Instead: TypeAlias = Callable[[Scope, float], KvRouterError | None]
 HasRoom: TypeAlias = Callable[[SelectRequest, PolicyClass, float], bool]
 Refused: TypeAlias = tuple[int, KvRouterError]
 """The ticket of a request that no longer waits, and the error for its caller."""
@@ -78,7 +83,7 @@ class WaitingRoom:
 
     def __init__(self, limits: Queueing) -> None:
         self._policies = limits.policies
-        self.is_used = self._policies.are_queueing
+        self.is_used = self._policies.are_queueing or limits.no_worker_wait_s > 0
         self.limits = limits
         self._queues: dict[Scope, AdmissionQueue] = {}
         self._pending: dict[int, Pending] = {}
@@ -106,6 +111,14 @@ class WaitingRoom:
                 known = self._queues[scope] = AdmissionQueue(classes)
         return known
 
+    def queue_for_worker(self, scope: Scope) -> AdmissionQueue:
+        """Return the queue of a scope without workers, whose requests may never wait otherwise."""
+        known = self._queues.get(scope)
+        if known is None:
+            classes = self._policies.classes(scope.model_name)
+            known = self._queues[scope] = AdmissionQueue(classes)
+        return known
+
     def queues(self) -> list[tuple[Scope, AdmissionQueue]]:
         """Return all queues, for reading."""
         return list(self._queues.items())
@@ -123,17 +136,22 @@ class WaitingRoom:
         cached_tokens: int,
         worker_count: int,
         now_s: float,
+        longest_s: float | None = None,
     ) -> tuple[int, list[Refused]]:
         """Add a request to a class of its scope. Returns its ticket, and the displaced requests.
 
-        Raises QueueFullError, TenantQueueFullError.
+        `longest_s`: limit of its wait; None: that of its class. Raises QueueFullError,
+        TenantQueueFullError.
         """
         queue = self._queues[request.scope]
         if self._tokens >= self.limits.max_tokens:
             raise self._full(queue, index, "isl_tokens", now_s)
         self._tickets += 1
         ticket, settings = self._tickets, queue.classes.all[index]
-        waiting = _waiting(ticket, request, settings, prompt.isl_tokens, cached_tokens, now_s)
+        if longest_s is None:
+            longest_s = settings.max_wait_s
+        sizes = (prompt.isl_tokens, cached_tokens)
+        waiting = _waiting(ticket, request, settings, *sizes, longest_s, now_s)
         displaced = queue.push(waiting, index, worker_count, now_s)
         if len(self._pending) >= self.limits.max_requests and not displaced:
             queue.withdraw(ticket)
@@ -176,10 +194,16 @@ class WaitingRoom:
         given = request.tenant or "", request.fair_share_id or ""
         self._queues[request.scope].charge(index, *given, cost_tokens, now_s)
 
-    def expire(self, now_s: float) -> list[Refused]:
-        """Remove all requests that reached their time limit."""
+    def expire(self, now_s: float, instead: Instead = lambda *_: None) -> list[Refused]:
+        """Remove all requests that reached their time limit.
+
+        `instead`: returns the error of a request of a scope that waited this long, if it is
+        another than that of the queue.
+        """
         return [
-            self._refused(*each) for queue in self._queues.values() for each in queue.expire(now_s)
+            self._refused(waiting, instead(scope, now_s - waiting.since_s) or error)
+            for scope, queue in self._queues.items()
+            for waiting, error in queue.expire(now_s)
         ]
 
     def check_invariants(self) -> None:
@@ -205,9 +229,7 @@ class WaitingRoom:
         name, retry_s = queue.classes.all[index].name, queue.retry_after_s(index, now_s)
         return QueueFullError(name, kind, current, limit, retry_s)
 
-    def _refused(
-        self, waiting: Waiting, error: TenantQueueFullError | QueueTimeoutError
-    ) -> Refused:
+    def _refused(self, waiting: Waiting, error: KvRouterError) -> Refused:
         self._forget(waiting)
         return waiting.ticket, error
 
@@ -224,9 +246,9 @@ def _waiting(
     policy_class: PolicyClass,
     isl_tokens: int,
     cached_tokens: int,
+    longest_s: float,
     now_s: float,
 ) -> Waiting:
-    longest_s = policy_class.max_wait_s
     expires_s = now_s + min(request.max_wait_s or longest_s, longest_s)
     uncached_tokens = isl_tokens - cached_tokens
     return Waiting(

@@ -8,6 +8,7 @@ from router.config.openai import OpenAiConfig
 from router.config.router import RouterConfig
 from router.errors import ConfigError
 from router.forward.config import in_router
+from router.protocol.values import Scope
 from router.runtime.process.settings import configured, settings_of
 from router.sequence.hashing.keyed_hashes import TrackingKey
 from tests.support.values.settings import flat
@@ -192,6 +193,8 @@ CONTRADICTIONS = {
         "--router-queue-threshold", "1", "--no-router-track-prefill-tokens",
     ),
     ("router_queue_threshold", "shadow"): ("--router-queue-threshold", "1", "--shadow"),
+    ("no_worker_wait_s", "shadow"): ("--no-worker-wait-s", "1", "--shadow"),
+    ("scale_from_zero_models", "no_worker_wait_s"): ("--scale-from-zero-models", "llama"),
     ("max_waiting_requests", "max_connections"): (
         "--max-waiting-requests", "9", "--max-connections", "17",
     ),
@@ -276,3 +279,22 @@ def test_a_policy_file_that_makes_no_sense_is_refused_at_start(tmp_path, text):
 def test_fewer_connections_leave_room_for_fewer_that_wait():
     assert load_router_config(("--max-connections", "100"), {}).queue.max_waiting_requests == 50
     assert load_router_config((), {}).queue.max_waiting_requests == 2048
+
+
+def test_wait_for_a_worker_is_the_longest_of_the_openai_endpoint():
+    arguments = ("--openai-port", "8000", "--max-wait-s", "7", "--no-worker-wait-s", "300")
+    assert in_router(load_router(arguments, {}).config).router.max_wait_s == 300.0
+
+
+def test_models_to_scale_from_zero_have_routing_groups():
+    named = "llama, chat = org/llama:8b,llama"
+    arguments = ("--no-worker-wait-s", "300", "--scale-from-zero-models", named)
+    scopes = load_router(arguments, {}).config.core.queueing.from_zero
+    assert scopes == (Scope("llama", "default"), Scope("org/llama:8b", "chat"))
+
+
+@pytest.mark.parametrize("models", ["=llama", "chat=", ",".join(f"m{i}" for i in range(65))])
+def test_wrong_models_to_scale_from_zero_are_refused(models):
+    arguments = ("--no-worker-wait-s", "300", "--scale-from-zero-models", models)
+    with pytest.raises(ConfigError, match="scale_from_zero_models"):
+        load_router(arguments, {})
