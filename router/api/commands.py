@@ -357,6 +357,9 @@ class Commands:
             policies = self.core.policies
             ignored = policies.ignored(decision.policy, override, is_booked=may_be_booked)
             decision = self._warned(decision, ignored)
+        if placement.promise is not None:
+            ignored = self.core.policies.ignored_objectives(decision.policy, request)
+            decision = self._warned(decision, ignored)
         command = "select_and_reserve" if is_booked else "select"
         self._watch.decided(command, request, placement, decision, stages)
         return decision
@@ -365,7 +368,9 @@ class Commands:
         """Return a reply with the sentences about ignored fields of an override; count these."""
         for field in ignored:
             self._metrics.ignored_overrides.labels(field).inc()
-        return structs.replace(reply, warnings=tuple(ignored.values())) if ignored else reply
+        if not ignored:
+            return reply
+        return structs.replace(reply, warnings=(*reply.warnings, *ignored.values()))
 
 
 def _served(ranks: list[T], request: PromptRequest) -> list[T]:
@@ -383,4 +388,5 @@ def checked_usage(usage: Usage | None) -> PromptUsage | None:
     if usage.cached > usage.prompt_tokens:
         allowed = f"at most prompt_tokens, {usage.prompt_tokens}"
         raise InvalidFieldError("usage.cached_tokens", str(usage.cached), allowed)
-    return PromptUsage(usage.prompt_tokens, usage.cached, usage.is_cached_reported)
+    told, output_tokens = usage.is_cached_reported, usage.completion_tokens
+    return PromptUsage(usage.prompt_tokens, usage.cached, told, output_tokens)

@@ -6,6 +6,7 @@
 | no response, and it may have been executed | if executing it twice is harmless |
 | the same, for a booking | yes; if it is then a duplicate, ours is freed first |
 | refused, with a time to retry | yes, at that time |
+| refused for its objectives | no: they are from the first attempt on |
 | refused otherwise | no: another attempt would be refused too |
 """
 
@@ -18,6 +19,7 @@ from router.client.calls import FREE, Question
 from router.client.errors import UnansweredError
 from router.client.settings import Patience, Retries
 from router.errors import KvRouterError
+from router.scheduler.errors import SloNotMetError
 from router.sequence.active.errors import DuplicateReservationError, ReservationNotFoundError
 
 T = TypeVar("T")
@@ -73,7 +75,7 @@ class RetryingCall(Generic[T]):
             return self._question.call.is_repeatable or not error.is_maybe_done
         if isinstance(error, DuplicateReservationError):
             return self._question.call.books and self.is_doubtful and await self._took_back()
-        return error.retry_after_s is not None
+        return error.retry_after_s is not None and not isinstance(error, SloNotMetError)
 
     async def _took_back(self) -> bool:
         """Free the booking of an attempt without a response. Returns False if that fails too."""

@@ -245,7 +245,7 @@ def with_warnings(loaded: Loaded[T], router: RouterConfig) -> Loaded[T]:
     """
     if not loaded.is_asked_for:
         return loaded
-    return structs.replace(loaded, warnings=router.policy.unused(every_policy()))
+    return structs.replace(loaded, warnings=router.unused(every_policy()))
 
 
 def load_extended(

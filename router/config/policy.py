@@ -190,14 +190,14 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
             delay_weight=self.delay_weight,
         )
 
-    def unused(self, selectors: Sequence[Selector]) -> dict[str, str]:
-        """Return the settings that were set and no policy in force uses, with sentences.
-
-        In force are `policy` and those of groups, among the available `selectors`.
-        """
+    def in_force(self, selectors: Sequence[Selector]) -> list[Selector]:
+        """Return `policy` and those of groups, among the available `selectors`."""
         names = {self.policy, *self.policies_by_group.values()}
-        in_force = [each for each in selectors if each.name in names]
-        found = {}
+        return [each for each in selectors if each.name in names]
+
+    def unused(self, selectors: Sequence[Selector]) -> dict[str, str]:
+        """Return the settings that were set and no policy in force uses, with sentences."""
+        in_force, found = self.in_force(selectors), {}
         for name, field in FIELD_OF.items():
             value = getattr(self, name)
             turns_index_off = name == "overlap_score_weight" and value == 0

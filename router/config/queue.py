@@ -3,14 +3,17 @@
 Fields that Dynamo's routers also have carry the same names.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct, ValidationError, convert
 
 from router.errors import ConfigError
+from router.protocol.requests import MOST_MS, Unmet
 from router.protocol.values import Name, Scope
 from router.runtime.process.settings import DECIDES, about
+from router.scheduler.ignored import no_effect, unread
 from router.scheduler.queue.policy_classes import (
     KEY,
     QueuePolicy,
@@ -20,6 +23,8 @@ from router.scheduler.queue.policy_classes import (
     single_class,
 )
 from router.scheduler.queue.waiting_room import Queueing
+from router.scheduler.selector import Selector
+from router.scheduler.settings import OBJECTIVES
 
 
 class QueueConfig(Struct, frozen=True, kw_only=True):
@@ -62,6 +67,28 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
             ge=1,
         ),
     ] = 1 << 26
+    slo_ttft_ms: Annotated[
+        Annotated[float, Meta(gt=0, le=MOST_MS)] | None,
+        about(
+            "objective for the time to the first token of requests without their own, of models "
+            "without policy classes; used by predictive",
+            DECIDES,
+        ),
+    ] = None
+    slo_tpot_ms: Annotated[
+        Annotated[float, Meta(gt=0, le=MOST_MS)] | None,
+        about(
+            "objective for their mean time per further output token; used by predictive", DECIDES
+        ),
+    ] = None
+    slo_unmet: Annotated[
+        Unmet,
+        about(
+            "requests with objectives that no rank is predicted to meet: refuse them with 429, or "
+            "place them where they are missed least; a policy class may differ",
+            DECIDES,
+        ),
+    ] = "refuse"
 
     no_worker_wait_s: Annotated[
         float,
@@ -81,6 +108,16 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
             DECIDES,
         ),
     ] = ""
+
+    def unused(self, in_force: Sequence[Selector], available: Sequence[Selector]) -> dict[str, str]:
+        """Return the objectives that were set and no policy in force uses, with sentences."""
+        given = {each: getattr(self, each) for each in OBJECTIVES}
+        reasons = {each: unread((each,), in_force, available) for each in given}
+        return {
+            each: no_effect(each, given[each], reason)
+            for each, reason in reasons.items()
+            if reason is not None and given[each] is not None
+        }
 
     @property
     def from_zero(self) -> tuple[Scope, ...]:
@@ -103,6 +140,9 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
             max_tokens=self.max_waiting_tokens,
             no_worker_wait_s=self.no_worker_wait_s,
             from_zero=self.from_zero,
+            slo_ttft_ms=self.slo_ttft_ms,
+            slo_tpot_ms=self.slo_tpot_ms,
+            slo_unmet=self.slo_unmet,
         )
 
 

@@ -1,5 +1,6 @@
 """Configuration of the router process; `kv-router serve --help` prints it."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Struct, structs
@@ -23,6 +24,7 @@ from router.indexer.predictions import NO_ESTIMATES, EstimateLimits
 from router.runtime.http_server.config import BodyConfig, HttpServerConfig, LogConfig
 from router.runtime.process.settings import DECIDES, about, id_of_name, settings_of
 from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
+from router.scheduler.selector import Selector
 from router.sequence.hashing.keyed_hashes import HashKeying
 
 
@@ -150,6 +152,14 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
             overlap_score_weight=self.policy.overlap_score_weight,
             use_kv_events=self.estimates.use_kv_events,
         )
+
+    def unused(self, selectors: Sequence[Selector]) -> dict[str, str]:
+        """Return the settings of decisions that were set without effect, with sentences.
+
+        `selectors`: the available policies.
+        """
+        of_queue = self.queue.unused(self.policy.in_force(selectors), selectors)
+        return self.policy.unused(selectors) | of_queue
 
     @property
     def core(self) -> CoreSettings:

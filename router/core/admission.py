@@ -88,7 +88,8 @@ class AdmissionController:
         waiting, pending = taken
         if pending.prompt.stages is not None:
             pending.prompt.stages.admitted()
-        outcome, effects = self._outcome(pending.request, pending.prompt, now_s)
+        waited_s = now_s - waiting.since_s
+        outcome, effects = self._outcome(pending.request, pending.prompt, now_s, waited_s)
         pending.prompt.end(SCHEDULING)
         return Admission(
             waiting.ticket,
@@ -96,7 +97,7 @@ class AdmissionController:
             waiting.isl_tokens,
             outcome,
             pending.policy_class,
-            now_s - waiting.since_s,
+            waited_s,
             effects,
         )
 
@@ -150,9 +151,9 @@ class AdmissionController:
         return queue.classes.index(request.policy_class, uncached_tokens), cached_tokens
 
     def _outcome(
-        self, request: SelectRequest, prompt: Prompt, now_s: float
+        self, request: SelectRequest, prompt: Prompt, now_s: float, waited_s: float
     ) -> tuple[Placement | KvRouterError, list[Effect]]:
         try:
-            return self._reservations.select_and_reserve(request, prompt, now_s)
+            return self._reservations.select_and_reserve(request, prompt, now_s, waited_s)
         except KvRouterError as error:
             return error, []

@@ -219,7 +219,7 @@ class Search(Command[None], frozen=True, tag="search"):
 class Select(Command[Placement], frozen=True, tag="select"):
     """Choose a rank for a prompt. Changes only the random state and the busy ranks.
 
-    Raises NoEndpointsError, WorkersOverloadedError.
+    Raises NoEndpointsError, WorkersOverloadedError, SloNotMetError.
     """
 
     request: SelectRequest
@@ -230,7 +230,7 @@ class SelectAndReserve(Command[Placement], frozen=True, tag="select_and_reserve"
     """Choose a rank and book it, in one step.
 
     Raises MissingRequestIdError, DuplicateReservationError, TooManyReservationsError,
-    NoEndpointsError, WorkersOverloadedError; then nothing is booked.
+    NoEndpointsError, WorkersOverloadedError, SloNotMetError; then nothing is booked.
     """
 
     request: SelectRequest

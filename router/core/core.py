@@ -51,6 +51,7 @@ from router.protocol.replicas import (
 from router.protocol.requests import PotentialLoadsRequest, PromptRequest, SelectRequest
 from router.protocol.values import Identity, Rank, Scope, unpack_hashes
 from router.scheduler.eligibility import Eligibility
+from router.scheduler.objectives import ObjectiveRules
 from router.scheduler.policy.registry import Policies
 from router.scheduler.predictor.predictor import Predictor
 from router.scheduler.queue.errors import WithdrawnError
@@ -149,7 +150,8 @@ class RouterCore:
         self.trust, self.trusts = self._standing.trust, self._standing.trusts
         self.held_blocks = self._standing.held_blocks
         known = (self.fleet, self.index, self.predictions, self.ranks, self.tracker)
-        self._placer = Placer(settings, *known, self.foreign.herd, selectors, rng)
+        objectives = ObjectiveRules(self.waiting.policies, settings.queueing.slo_unmet)
+        self._placer = Placer(settings, *known, self.foreign.herd, objectives, selectors, rng)
         stores = (*known, self.predictor, self.foreign, self._standing)
         self._membership = Membership(*stores, self.gate)
         self._usage = UsageCheck(self.tracker, self.index)

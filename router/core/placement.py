@@ -16,14 +16,15 @@ from router.scheduler.settings import PolicySettings
 from router.scheduler.term_builder import FoundRows
 from router.scheduler.terms import OVERLAP_DEVICE, FloatArray
 from router.sequence.active.footprint import TrackedParts
+from router.sequence.active.promises import Promise
 from router.sequence.active.prompt import HashedPrompt
 
 
 class Placement(Struct, frozen=True, eq=False, gc=False):
     """A choice among candidates, with its inputs.
 
-    `tracking`: the parts counted as load. `found`: rows {slot, overlap in each cumulative tier};
-    `rank_of`: the ranks of these slots.
+    `tracking`: the parts counted as load. `promise`: if the request has objectives. `found`: rows
+    {slot, overlap in each cumulative tier}; `rank_of`: the ranks of these slots.
     """
 
     choice: Choice
@@ -34,6 +35,7 @@ class Placement(Struct, frozen=True, eq=False, gc=False):
     tracking: TrackedParts
     found: FoundRows
     rank_of: Mapping[int, Rank]
+    promise: Promise | None = None
 
     @property
     def overlaps(self) -> OverlapScores:

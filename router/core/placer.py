@@ -9,6 +9,7 @@ from random import Random
 
 import numpy as np
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from router.core.fleet import Fleet
 from router.core.placement import Explained, Placement
@@ -30,14 +31,16 @@ from router.scheduler.candidates import Candidates
 from router.scheduler.eligibility import NAMED_RANKS, Eligibility, EligibleRanks, removed_ranks
 from router.scheduler.errors import NoEndpointsError, WorkersOverloadedError
 from router.scheduler.herd import HerdEstimate
+from router.scheduler.objectives import ObjectiveRules, Objectives, judge, limits
 from router.scheduler.policy.predictive import Predictive, cost_weights, predicted_parts
 from router.scheduler.policy.registry import Policies, builtin_policies
 from router.scheduler.queue.policy_classes import PolicyClass
-from router.scheduler.selector import Selector
-from router.scheduler.settings import PolicySettings
+from router.scheduler.selector import Choice, Selector
+from router.scheduler.settings import OBJECTIVES, PolicySettings
 from router.scheduler.term_builder import SearchTable, TermBuilder, Wanted
 from router.scheduler.terms import OVERLAP_DEVICE, FloatArray, TermTable
 from router.sequence.active.footprint import TrackedParts
+from router.sequence.active.promises import Promise
 from router.sequence.active.prompt import HashedPrompt, Prompt
 from router.sequence.active.stages import FIND, SCHEDULING
 from router.sequence.active.tracker import Tracker
@@ -81,6 +84,7 @@ class Placer:
         "_fleet",
         "_herd",
         "_index",
+        "_objectives",
         "_placements",
         "_predictions",
         "_ranks",
@@ -103,6 +107,7 @@ class Placer:
         ranks: RankTable,
         tracker: Tracker,
         herd: HerdEstimate,
+        objectives: ObjectiveRules,
         selectors: Iterable[Selector] | None,
         rng: Random,
     ) -> None:
@@ -117,6 +122,7 @@ class Placer:
         self._predictions = predictions
         self._ranks = ranks
         self._rng = rng
+        self._objectives = objectives
         self.policies = Policies(
             builtin_policies() if selectors is None else selectors,
             settings.default_policy,
@@ -132,10 +138,13 @@ class Placer:
         self._placements: dict[Scope, int] = {}
         self.gate = Eligibility(settings.gate, ranks)
 
-    def place(self, request: SelectRequest, prompt: Prompt, now_s: float) -> Placement:
+    def place(
+        self, request: SelectRequest, prompt: Prompt, now_s: float, waited_s: float = 0.0
+    ) -> Placement:
         """Choose a rank; only the state of policies and of the gate changes.
 
-        Raises NoEndpointsError, WorkersOverloadedError.
+        `waited_s`: the request's time in the queue. Raises NoEndpointsError,
+        WorkersOverloadedError, SloNotMetError.
         """
         scope, phase, override = request.scope, request.phase, request.router_config_override
         known, stages = self._scope(scope), prompt.stages
@@ -152,6 +161,9 @@ class Placer:
         expected = request.expected_output_tokens
         tracking, factors = rules.tracking, passed.factors
         wanted = Wanted(scope, now_s, tracking, factors, phase, expected, claims, weights)
+        asked = self._asked(request, prompt, now_s, waited_s)
+        if asked is not None:
+            wanted = self._with_limits(wanted, asked, rules.settings)
         table, found = self._term_builder.build(known.search, candidates, prompt, wanted)
         if stages is not None:
             stages.end(FIND)
@@ -160,8 +172,38 @@ class Placer:
         if choice.table is not table:  # the policy has left some out
             worker = candidates.worker_of(choice.table.ranks[choice.index])
         hashed, rows = prompt.by_identity[worker.identity], found[worker.identity]
-        rank_of = known.search.rank_of
-        return Placement(choice, worker, hashed, passed, rules.settings, tracking, rows, rank_of)
+        rank_of, settings = known.search.rank_of, rules.settings
+        promise = None if asked is None else self._promised(asked, choice, settings)
+        return Placement(choice, worker, hashed, passed, settings, tracking, rows, rank_of, promise)
+
+    def _asked(
+        self, request: SelectRequest, prompt: Prompt, now_s: float, waited_s: float
+    ) -> Objectives | None:
+        """Return the objectives of a request, or None."""
+        has_own = request.slo_ttft_ms is not None or request.slo_tpot_ms is not None
+        if not has_own and not self._objectives.has_defaults:
+            return None
+
+        def uncached_tokens() -> int:
+            return prompt.isl_tokens - self.cached_tokens(request, prompt, now_s)
+
+        return self._objectives.of(request, waited_s, uncached_tokens)
+
+    def _with_limits(self, wanted: Wanted, asked: Objectives, settings: PolicySettings) -> Wanted:
+        """Return what is wanted of a decision, with the objectives of its request."""
+        most = limits(asked, self._tracker.promises.errors(asked.scope))
+        weights = None if wanted.weights is None else cost_weights(settings, *most)
+        return replace(wanted, weights=weights, most_ttft_s=most[0], most_tpot_s=most[1])
+
+    def _promised(self, asked: Objectives, choice: Choice, settings: PolicySettings) -> Promise:
+        """Return what a placed request is promised. Raises SloNotMetError."""
+        promises = self._tracker.promises
+        uses = self.policies.find_named(choice.policy).uses
+        may_refuse = uses is not None and not set(OBJECTIVES).isdisjoint(uses)
+        may_refuse = may_refuse and not promises.is_trial_due(asked.scope)
+        predicted_s = predicted_parts(choice.table, settings)
+        errors = promises.errors(asked.scope)
+        return judge(asked, choice, predicted_s, errors, may_refuse=may_refuse)
 
     def note_placed(self, scope: Scope, rank: Rank) -> None:
         """Record that a rank was given a request, as its scope's last placement so far."""

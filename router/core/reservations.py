@@ -3,6 +3,8 @@
 Each keeps what is expected of its prompt, to be compared with the usage that its engine reports.
 """
 
+from math import inf
+
 from msgspec.structs import astuple
 
 from router.core.effects import Effect, TellReplica
@@ -26,12 +28,17 @@ from router.protocol.replicas import (
 )
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.protocol.values import Rank, Scope
+from router.scheduler.errors import SloNotMetError
 from router.scheduler.queue.waiting_room import WaitingRoom
 from router.scheduler.terms import OVERLAP_DEVICE, OVERLAP_REMOTE
 from router.sequence.active.errors import DuplicateReservationError, ReservationNotFoundError
 from router.sequence.active.footprint import COUNT_ALL, ExpectedUsage, TrackedParts
+from router.sequence.active.promises import Promise
 from router.sequence.active.prompt import HashedPrompt, Prompt
 from router.sequence.active.tracker import Tracker
+
+CALLERS_CLASS = "default"
+"""Class in which objectives of bookings on a rank that the caller chose are counted."""
 
 
 class Reservations:
@@ -86,17 +93,24 @@ class Reservations:
         return request_id
 
     def select_and_reserve(
-        self, request: SelectRequest, prompt: Prompt, now_s: float
+        self, request: SelectRequest, prompt: Prompt, now_s: float, waited_s: float = 0.0
     ) -> tuple[Placement, list[Effect]]:
-        """Choose a rank and book it; see `RouterCore`."""
+        """Choose a rank and book it; see `RouterCore`. `waited_s`: its time in the queue."""
         request_id = self.bookable_id(request.request_id)
-        placement = self._placer.place(request, prompt, now_s)
+        try:
+            placement = self._placer.place(request, prompt, now_s, waited_s)
+        except SloNotMetError as error:
+            self._tracker.promises.refuse(request.scope, error.policy_class)
+            raise
         choice, hashed, worker = placement.choice, placement.prompt, placement.worker
         table, row = choice.table, choice.table.values[choice.index]
         overlap = (int(row[OVERLAP_DEVICE]), int(row[OVERLAP_REMOTE]))
         rank, tracking, tenant = table.ranks[choice.index], placement.tracking, request.tenant
         booked = (request_id, table.scope, rank, worker, tenant, prompt, hashed, overlap, tracking)
-        return placement, self._book(request, *booked, now_s)
+        effects = self._book(request, *booked, now_s)
+        if placement.promise is not None:
+            self._tracker.promises.give(request_id, rank, placement.promise, now_s)
+        return placement, effects
 
     def reserve(
         self, request: ReserveRequest, prompt: Prompt, now_s: float
@@ -109,7 +123,10 @@ class Reservations:
         held = self._placer.overlaps(scope, hashed).get(rank, NO_OVERLAP)
         overlap, tracking = (held.device, held.remote), self._placer.tracking(request)
         booked = (request_id, scope, rank, worker, None, prompt, hashed, overlap, tracking)
-        return worker, self._book(request, *booked, now_s)
+        effects = self._book(request, *booked, now_s)
+        if request.slo_ttft_ms is not None or request.slo_tpot_ms is not None:
+            self._tracker.promises.give(request_id, rank, _unpredicted(request), now_s)
+        return worker, effects
 
     def adopt_reservations(self, handed_over: HandedOver, now_s: float) -> list[Effect]:
         """Book the reservations of a router that stops, and confirm each to it.
@@ -168,11 +185,12 @@ class Reservations:
         if request_id not in self._tracker.by_id:
             return self._pass_on(request_id, ReservationFreed(usage))
         effects: list[Effect] = []
-        cached_tokens = None
+        cached_tokens = output_tokens = None
         if usage is not None:
             effects = self._usage.compare(request_id, usage, now_s)
             cached_tokens = usage.cached_tokens if usage.is_cached_told else None
-        self._tracker.free(request_id, now_s, cached_tokens)
+            output_tokens = usage.output_tokens
+        self._tracker.free(request_id, now_s, cached_tokens, output_tokens)
         if request_id in self._foreign.replicas.booked and not is_passed_on:
             effects += self._foreign.pass_on(request_id, ReservationFreed())
         return effects
@@ -243,3 +261,10 @@ class Reservations:
         if request_id not in foreign.replicas.booked:
             return []
         return foreign.pass_on(request_id, ReservationFreed())
+
+
+def _unpredicted(request: ReserveRequest) -> Promise:
+    """Return the objectives of a request on a rank that its caller chose."""
+    ttft_ms, tpot_ms = request.slo_ttft_ms, request.slo_tpot_ms
+    most_ttft_s, most_tpot_s = (inf if each is None else each / 1e3 for each in (ttft_ms, tpot_ms))
+    return Promise(request.scope, CALLERS_CLASS, most_ttft_s, most_tpot_s)

@@ -54,6 +54,8 @@ class Selection(Struct, frozen=True, eq=False):
             request_id=request.selection_id,
             expected_output_tokens=request.expected_output_tokens,
             router_config_override=request.router_config_override,
+            slo_ttft_ms=request.slo_ttft_ms,
+            slo_tpot_ms=request.slo_tpot_ms,
         )
         session = _session(request)
         if request.sequence_hashes is None or request.token_ids is not None:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from router.client import UnansweredError
 from router.errors import InvalidFieldError, KvRouterError
 from router.runtime.http_client import NeverSentError, UpstreamError
+from router.scheduler.errors import SloNotMetError
 
 
 class WorkerFailedError(KvRouterError):
@@ -208,4 +209,9 @@ def error_response(error: KvRouterError) -> dict[str, object]:
     kind = "invalid_request_error" if error.http_status < 500 else "server_error"
     param = error.body().get("field")
     code: str | int = error.http_status if isinstance(error, ResponseNotFoundError) else error.code
-    return {"error": {"message": reason_of(error), "type": kind, "param": param, "code": code}}
+    more: dict[str, object] = {}
+    if isinstance(error, SloNotMetError):
+        kind = "rate_limit_error"
+        more = {name: error.body()[name] for name in ("predicted_ttft_s", "predicted_tpot_s")}
+    said = {"message": reason_of(error), "type": kind, "param": param, "code": code, **more}
+    return {"error": said}

@@ -11,6 +11,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import Struct, structs
 
+from router.api.request_headers import OBJECTIVE_HEADERS, objectives_in
 from router.client.bodies import as_json
 from router.client.calls import received_fields
 from router.errors import InvalidFieldError
@@ -149,7 +150,7 @@ class RequestPlacement(Struct, frozen=True):
 
         Raises InvalidFieldError, ForbiddenError.
         """
-        hints = asked.extensions.agent_hints
+        hints, objectives = asked.extensions.agent_hints, _objectives(asked, headers)
         keys = session_keys(headers, asked.fields, caller.tenant, self.seen)
         named = keys.name and caller.own_id("session_id", keys.name)
         target = (demanded_worker if self.is_direct else named_worker)(asked, headers)
@@ -168,8 +169,26 @@ class RequestPlacement(Struct, frozen=True):
             pinned_worker=target,
             prefill_worker_id=named_prefill_worker(asked, headers),
             max_wait_s=self.max_wait_s,
+            slo_ttft_ms=objectives.get("slo_ttft_ms"),
+            slo_tpot_ms=objectives.get("slo_tpot_ms"),
+            slo_unmet=asked.extensions.slo_unmet,
         )
         return caller.bound(_checked(request))
+
+
+def _objectives(asked: CompletionRequest, headers: Pairs) -> dict[str, float]:
+    """Return the objectives of a request by field; the body precedes headers.
+
+    Raises InvalidFieldError.
+    """
+    given = dict(reversed(headers))
+    named = {name: given[key].decode("latin-1") for key, name in _OBJECTIVES if key in given}
+    found = objectives_in(named) if named else {}
+    own = ((name, getattr(asked.extensions, name)) for name in OBJECTIVE_HEADERS)
+    return found | {name: value for name, value in own if value is not None}
+
+
+_OBJECTIVES = tuple((name.encode(), name) for names in OBJECTIVE_HEADERS.values() for name in names)
 
 
 def _checked(request: SelectRequest) -> SelectRequest:
@@ -199,6 +218,12 @@ def partition_of(request: SelectRequest) -> bytes:
     if request.tenant is None and request.cache_salt is None:
         return b""
     return msgspec.msgpack.encode((request.tenant, request.cache_salt))
+
+
+def again(request: SelectRequest) -> SelectRequest:
+    """Return the request for a further attempt: it was admitted, and is not refused any more."""
+    has_objectives = request.slo_unmet != "place"
+    return structs.replace(request, slo_unmet="place") if has_objectives else request
 
 
 def elsewhere(request: SelectRequest, worker_ids: Collection[int]) -> SelectRequest:

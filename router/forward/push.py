@@ -33,6 +33,7 @@ from router.forward.headers import own_headers, to_client, to_engine
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.migration import continuation, ending, is_migratable, left_tokens
 from router.forward.passing import BodySizes, MissingRoutes
+from router.forward.placement import again
 from router.forward.prefill.handoff import KvHandoff, decode_fields
 from router.forward.prefill.remote_prefill import PrefillRequest
 from router.forward.prefill.router import PrefillRouter
@@ -250,6 +251,7 @@ class ForwardAttempts:
             booked.usage = None if self._hand_over.params is not None else booked.usage
 
     def _may_go_elsewhere(self, error: WorkerFailedError) -> bool:
+        self._request = again(self._request)
         self._push.metrics.attempts.count("failed" if error.is_its_fault else "refused")
         self._failed.add(error.worker_id)
         if isinstance(error, RouteMissingError):

@@ -16,6 +16,7 @@ from router.errors import InvalidFieldError
 from router.forward.apis.api import APIS, Api
 from router.forward.apis.forms import form_fields
 from router.forward.apis.passed import PASSED
+from router.protocol.requests import Milliseconds, Unmet
 from router.protocol.values import Name, TokenCount, TokenId, UInt
 from router.runtime.process.json_bodies import decode_now
 
@@ -43,7 +44,7 @@ class AgentHints(Struct, frozen=True):
 
 
 class Extensions(Struct, frozen=True):
-    """`nvext`: the fields that Dynamo's clients add to OpenAI's."""
+    """`nvext`: the fields that Dynamo's clients add to OpenAI's, and objectives."""
 
     annotations: list[str] = []
     backend_instance_id: UInt | None = None
@@ -51,6 +52,9 @@ class Extensions(Struct, frozen=True):
     decode_worker_id: UInt | None = None
     token_data: list[TokenId] | None = None
     agent_hints: AgentHints = AgentHints()
+    slo_ttft_ms: Milliseconds | None = None
+    slo_tpot_ms: Milliseconds | None = None
+    slo_unmet: Unmet | None = None
 
     @property
     def is_query(self) -> bool:

@@ -1,6 +1,7 @@
 """Metrics of the state of a router, read at scrape time."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
 from operator import attrgetter
@@ -15,6 +16,7 @@ from router.indexer.base import IndexStats
 from router.observability.health import ServiceStatus
 from router.runtime.process.metrics import Row, Rows, counter, expose, expose_each, gauge
 from router.scheduler.queue.class_queue import ClassQueue
+from router.sequence.active.promises import OUTCOMES, Outcome
 
 _PREFIX = "kv_router_"
 _SCOPE = ("model_name", "routing_group")
@@ -23,6 +25,7 @@ _CORE: Rows = {
     "up": gauge("1 while the process runs", lambda _: 1),
     "workers": gauge("Workers known", lambda core: len(core.fleet)),
     "reservations": gauge("Live reservations", lambda core: len(core.tracker)),
+    "slo_promises": gauge("Live reservations with objectives", "tracker.promises.live_count"),
     "waiting_requests_max": gauge("Limit on requests that wait", "waiting.limits.max_requests"),
     "index_differences": counter("Ranks found to differ from their agent's", "index.differences"),
     "load_reports_stale": counter("Load reports doubled or out of order", "fleet.stale_reports"),
@@ -43,6 +46,13 @@ _CORE: Rows = {
     "predicted_prompts_refused": counter(
         "Reserved prompts beyond the limit", "predictions.refused_prompts"
     ),
+}
+_OBJECTIVES: Rows = {
+    "slo_requests": counter(
+        "Requests with objectives that are over: met, missed, refused, or not known",
+        lambda totals: {outcome: totals[outcome] for outcome in OUTCOMES},
+        "outcome",
+    )
 }
 _BUS: Rows = {"bus_connected": gauge("1 while connected to NATS", "fleet.is_connected")}
 _INDEX: Rows = {
@@ -72,6 +82,12 @@ def expose_state(registry: CollectorRegistry, core: RouterCore, status: ServiceS
                 yield (*astuple(scope), each.settings.name), each
 
     expose_each(registry, _PREFIX, _WAITING, (*_SCOPE, "policy_class"), queues)
+
+    def classes() -> Iterator[tuple[tuple[str, ...], Counter[Outcome]]]:
+        for (scope, policy_class), totals in core.tracker.promises.totals.items():
+            yield (*astuple(scope), policy_class), totals
+
+    expose_each(registry, _PREFIX, _OBJECTIVES, (*_SCOPE, "policy_class"), classes)
 
     def indexes() -> Iterator[tuple[tuple[str, ...], IndexStats]]:
         return ((astuple(scope), stats) for scope, stats in core.index.stats().items())

@@ -101,12 +101,14 @@ class SnapshotWanted(Struct, frozen=True, array_like=True, tag="snapshot_wanted"
 class PromptUsage(Struct, frozen=True, array_like=True, gc=False):
     """An engine's usage report for a computed prompt.
 
-    `is_cached_told`: whether the engine reported how many tokens were cached.
+    `is_cached_told`: whether the engine reported how many tokens were cached. `output_tokens`: the
+    generated ones, if the request has ended and its engine counts them.
     """
 
     prompt_tokens: TokenCount
     cached_tokens: TokenCount
     is_cached_told: bool = True
+    output_tokens: TokenCount | None = None
 
 
 class PrefillCompleted(Struct, frozen=True, array_like=True, tag="prefill_completed"):

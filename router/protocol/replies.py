@@ -106,8 +106,9 @@ class PredictedSeconds(Struct, frozen=True, gc=False):
     Time to the first token: until the engine begins (`queue_s`), has room (`room_s`) and has
     computed the prompt (`prefill_s`). `stream_s`: from then to the last token. Effects on other
     requests: a delay of `delay_s` in all for present ones, of `future_s` for future ones, and
-    `pushed_s` to recompute blocks evicted from the cache. `relative_error`: one standard error, as
-    a fraction.
+    `pushed_s` to recompute blocks evicted from the cache. `missed_s`: the price of objectives that
+    are missed, of this request or of booked ones. `time_per_output_token_s`: with the prompts that
+    are computed in between. `relative_error`: one standard error, as a fraction.
     """
 
     time_to_first_token_s: float
@@ -118,6 +119,8 @@ class PredictedSeconds(Struct, frozen=True, gc=False):
     delay_s: float
     future_s: float
     pushed_s: float
+    missed_s: float
+    time_per_output_token_s: float
     relative_error: float
     rates: LearnedRates
 

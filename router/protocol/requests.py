@@ -3,7 +3,7 @@
 Unknown fields are ignored.
 """
 
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -25,6 +25,9 @@ from router.protocol.values import (
 
 RequestId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 SessionId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+MOST_MS = 86_400_000
+Unmet: TypeAlias = Literal["refuse", "place"]
+Milliseconds: TypeAlias = Annotated[float, Meta(gt=0, le=MOST_MS)]
 TaintWeight: TypeAlias = Annotated[float, Meta(ge=-1e9, le=1e9)]
 
 
@@ -146,6 +149,11 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
     start in seconds (with `wspt`, a weight). `max_wait_s`: after this time in the queue the request
     is refused.
 
+    `slo_ttft_ms`, `slo_tpot_ms`: objectives in milliseconds, of the time to the first token and of
+    the mean time per further output token, in place of those of its policy class. The request is
+    placed where they are predicted to be met. `slo_unmet`: if they can be met nowhere, "refuse" it
+    with 429 (the default), or "place" it where they are missed least.
+
     `excluded_worker_ids`: workers that have failed this request, and are not tried again.
 
     `phase`: the part of the work to be placed. "prefill": the prompt, of which the worker, one of
@@ -179,6 +187,9 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
     strict_priority: Annotated[int, Meta(ge=0, le=U32_MAX)] = 0
     priority_jump: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     max_wait_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    slo_ttft_ms: Milliseconds | None = None
+    slo_tpot_ms: Milliseconds | None = None
+    slo_unmet: Unmet | None = None
     explain: bool = False
     advisory: bool = False
     kv_hint: Any = None
@@ -186,7 +197,10 @@ class SelectRequest(PromptRequest, frozen=True, kw_only=True):
 
 
 class ReserveRequest(PromptRequest, frozen=True, kw_only=True):
-    """A request to book this prompt on a rank that the caller chose."""
+    """A request to book this prompt on a rank that the caller chose.
+
+    `slo_ttft_ms`, `slo_tpot_ms`: see `SelectRequest`; whether they are met is counted.
+    """
 
     worker_id: UInt
     dp_rank: DpRank = 0
@@ -194,13 +208,16 @@ class ReserveRequest(PromptRequest, frozen=True, kw_only=True):
     request_id: RequestId | None = None
     expected_output_tokens: TokenCount | None = None
     router_config_override: ConfigOverride | None = None
+    slo_ttft_ms: Milliseconds | None = None
+    slo_tpot_ms: Milliseconds | None = None
 
 
 class BookRequest(PromptRequest, frozen=True, kw_only=True):
     """A request to book this prompt on a rank of a worker, or as it was selected.
 
     `worker_id`: the worker; without it, the selection of this model and group under `selection_id`
-    is booked. The id of the booking is `selection_id`, or else `request_id`.
+    is booked. The id of the booking is `selection_id`, or else `request_id`. `slo_ttft_ms`,
+    `slo_tpot_ms`: whether they are met is counted; those of a selection are the selection's.
     """
 
     worker_id: UInt | None = None
@@ -210,6 +227,8 @@ class BookRequest(PromptRequest, frozen=True, kw_only=True):
     request_id: RequestId | None = None
     expected_output_tokens: TokenCount | None = None
     router_config_override: ConfigOverride | None = None
+    slo_ttft_ms: Milliseconds | None = None
+    slo_tpot_ms: Milliseconds | None = None
 
     def at(self, rank: Rank) -> ReserveRequest:
         """Return the request to book the prompt on this rank."""
@@ -246,15 +265,17 @@ class CachedTokens(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """An engine's usage report for a prompt: its length, and its cached part.
+    """An engine's usage report: the length of the prompt, its cached part, and the output.
 
     `cached_tokens`: the cached part, in our format. `prompt_tokens_details`: the cached part, in
-    OpenAI's format.
+    OpenAI's format. `completion_tokens`: generated tokens, by which the time per output token of
+    requests with an objective is judged once they are freed.
     """
 
     prompt_tokens: TokenCount
     cached_tokens: TokenCount | None = None
     prompt_tokens_details: CachedTokens | None = None
+    completion_tokens: TokenCount | None = None
 
     @property
     def is_cached_reported(self) -> bool:

@@ -3,6 +3,7 @@
 KvRouterError
 ├── NoEndpointsError             no worker may serve it
 ├── WorkersOverloadedError       all workers that may serve it are overloaded
+├── SloNotMetError               no worker is predicted to meet its objectives
 └── PolicyFailedError            a custom policy broke its contract
 """
 
@@ -51,6 +52,42 @@ class WorkersOverloadedError(KvRouterError):
         super().__init__(reason + "".join(f"; {each}" for each in removed))
         self.worker_id = worker_id
         self.removed = removed
+
+
+class SloNotMetError(KvRouterError):
+    """No rank is predicted to meet the objectives of a request, which is refused early.
+
+    `predicted_ttft_s`, with the time in the queue, and `predicted_tpot_s`: of the rank that comes
+    nearest to them. An objective that there is none of is null.
+    """
+
+    code = "slo_not_met"
+    http_status = 429
+
+    def __init__(
+        self,
+        policy_class: str,
+        slo_ttft_ms: float | None,
+        slo_tpot_ms: float | None,
+        predicted_ttft_s: float,
+        predicted_tpot_s: float,
+        retry_after_s: float,
+    ) -> None:
+        first = slo_ttft_ms is not None and predicted_ttft_s * 1e3 > slo_ttft_ms
+        field, asked_ms, predicted_s = "slo_tpot_ms", slo_tpot_ms, predicted_tpot_s
+        if first:
+            field, asked_ms, predicted_s = "slo_ttft_ms", slo_ttft_ms, predicted_ttft_s
+        super().__init__(
+            f"{field}: {asked_ms:g} ms cannot be met: {predicted_s * 1e3:.0f} ms are predicted at "
+            f"best (allowed: a later attempt, a longer objective, or slo_unmet = place)"
+        )
+        self.field = field
+        self.policy_class = policy_class
+        self.slo_ttft_ms = slo_ttft_ms
+        self.slo_tpot_ms = slo_tpot_ms
+        self.predicted_ttft_s = round(predicted_ttft_s, 6)
+        self.predicted_tpot_s = round(predicted_tpot_s, 6)
+        self.retry_after_s = retry_after_s
 
 
 class PolicyFailedError(KvRouterError):

@@ -1,12 +1,14 @@
-"""Sentences about settings, and fields of overrides, that have no effect.
+"""Sentences about settings, fields of overrides and objectives that have no effect.
 
-A policy declares which fields of `PolicySettings` it reads (`uses`): that is the only source.
+A policy declares which fields of `PolicySettings` and which `OBJECTIVES` it reads (`uses`): that is
+the only source.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from router.protocol.requests import ConfigOverride
+from router.protocol.requests import ConfigOverride, SelectRequest
 from router.scheduler.selector import Selector
+from router.scheduler.settings import OBJECTIVES
 
 COUNTED = ("track_prefill_tokens", "assume_kv_reuse")
 """Fields of an override that decide what of a prompt counts as load, under any policy."""
@@ -57,6 +59,19 @@ def by_policy(
     if weight == 0 and override.overlap_score_credit is not None:
         reasons["overlap_score_credit"] = "overlap_score_weight = 0 sets it to 0"
     return {field: _sentence(override, field, reason) for field, reason in reasons.items()}
+
+
+def objectives(
+    request: SelectRequest, policy: Selector, available: Iterable[Selector]
+) -> dict[str, str]:
+    """Return the objectives of a request that a policy does not use, with sentences."""
+    given = [name for name in OBJECTIVES if getattr(request, name) is not None]
+    reasons = {name: unread((name,), (policy,), available) for name in given}
+    return {
+        name: no_effect(name, getattr(request, name), f"{reason}; whether it is met is counted")
+        for name, reason in reasons.items()
+        if reason is not None
+    }
 
 
 def chosen_by_caller(override: ConfigOverride) -> dict[str, str]:

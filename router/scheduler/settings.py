@@ -7,6 +7,9 @@ from router.protocol.replies import TrustState
 from router.protocol.requests import ConfigOverride
 from router.protocol.values import Phase
 
+OBJECTIVES = ("slo_ttft_ms", "slo_tpot_ms")
+"""Fields of requests, and settings of policy classes, that a policy may use as well."""
+
 
 class TrustWeights(Struct, frozen=True):
     """Weights of a block of overlap, by trust in it, for policies that predict."""

@@ -1,6 +1,6 @@
 """The builder of a decision's terms, by one kernel call per identity."""
 
-from math import nan
+from math import inf, nan
 
 import numpy as np
 import numpy.typing as npt
@@ -69,8 +69,8 @@ class Wanted(Struct, frozen=True, eq=False, gc=False):
     """The part of a decision's input that is neither its prompt nor its candidates.
 
     `tracking`: the counted parts. `factors`: the cost factors of preferred taints; None for none.
-    `weights`: of other requests' delay, and of blocks on host, disk and remote, if the costs of
-    the policy `predictive` are wanted with the terms.
+    `weights`: of the policy `predictive`, if its costs are wanted with the terms. `most_ttft_s`,
+    `most_tpot_s`: the objectives, which the weights contain too.
     """
 
     scope: Scope
@@ -81,6 +81,8 @@ class Wanted(Struct, frozen=True, eq=False, gc=False):
     expected_output_tokens: int | None = None
     claims: ExpectedLoad = ALONE
     weights: FloatArray | None = None
+    most_ttft_s: float = inf
+    most_tpot_s: float = inf
 
 
 class TermBuilder:
@@ -163,7 +165,10 @@ class TermBuilder:
             tracker.subtract_progress(terms, candidates.slots, now_s)
         scope, ranks, slots = wanted.scope, candidates.ranks, candidates.slots
         known = (wanted.claims, None if weights is None else costs, first, ties, most, slots)
-        return TermTable(scope, ranks, terms, isl_tokens, expected, now_s, *known), found
+        objectives = (wanted.most_ttft_s, wanted.most_tpot_s)
+        return TermTable(
+            scope, ranks, terms, isl_tokens, expected, now_s, *known, *objectives
+        ), found
 
     def _flags(self, tracking: TrackedParts, phase: Phase | None) -> int:
         """Return the kernel's flags."""

@@ -5,7 +5,7 @@ request. DECODE_BLOCKS is NaN where blocks are not tracked.
 """
 
 from collections.abc import Sequence
-from math import isnan
+from math import inf, isnan
 from typing import TypeAlias
 
 import numpy as np
@@ -70,7 +70,8 @@ class TermTable(Struct, frozen=True, eq=False, gc=False):
     decision. `claims`: the placements expected of other routers at that time. `slots`: of the
     ranks, to be compared with the claims. `costs`, if they came with the terms, are those of the
     policy `predictive`, with the `first` of the cheapest candidates; the `ties` that cost at most
-    `most` are as good.
+    `most` are as good. `most_ttft_s`, `most_tpot_s`: the request's objectives, in predicted
+    seconds; infinite without one.
     """
 
     scope: Scope
@@ -85,6 +86,8 @@ class TermTable(Struct, frozen=True, eq=False, gc=False):
     ties: int = 0
     most: float = 0.0
     slots: IntArray = NO_SLOTS
+    most_ttft_s: float = inf
+    most_tpot_s: float = inf
 
     def __len__(self) -> int:
         return len(self.ranks)

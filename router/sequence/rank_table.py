@@ -70,7 +70,10 @@ BURSTS = 36  # separate bursts of work by which the rank's rates were measured, 
 # Placements, written by the core.
 PLACED_AT = 37  # number of its scope's placements at the last one on this rank
 
-RANK_COLUMNS = 38
+# Promises, written by the tracker.
+PROMISED_TOKENS_PER_S = 38  # Σ 1 / time per output token promised to requests booked here
+
+RANK_COLUMNS = 39
 
 FIRST_CAPACITY = 16
 

@@ -82,7 +82,7 @@ class RouterService:
         self._config = config
         self._show = show
         core = core or make_core(config, Random())
-        self._unused = config.policy.unused(core.policies.available)
+        self._unused = config.unused(core.policies.available)
         self._settings = effective(config, sources, self._unused)
         self._incarnation = time.time_ns() // 1000
         self._interface: tuple[Api, Front] | None = None

@@ -18,7 +18,7 @@ from router.api.commands import Commands, PendingRequest, checked_usage
 from router.api.http.answers import OK, Response, decision_response, response
 from router.api.pending_requests import Disconnected
 from router.api.request_headers import (
-    SELECT_HEADERS,
+    READ_HEADERS,
     request_id_of,
     with_header_fields,
 )
@@ -49,7 +49,7 @@ U = TypeVar("U", PrefillCompleteRequest, FreeRequest)
 BEFORE_ID = "/reservations/"
 """The beginning of the paths with the id of a reservation."""
 
-_SELECT_HEADERS = {name.encode(): name for name in SELECT_HEADERS.values()}
+_READ_HEADERS = {name.encode(): name for name in READ_HEADERS}
 
 
 class HotRoutes:
@@ -170,7 +170,7 @@ class HotRoutes:
         if fields is None:
             fields = head.derived = {
                 name: head.headers[key].decode("latin-1")
-                for key, name in _SELECT_HEADERS.items()
+                for key, name in _READ_HEADERS.items()
                 if key in head.headers
             }
         if fields:

@@ -6,7 +6,7 @@ The case of header names does not matter:
 | `authorization` | a bearer token, as over HTTP |
 | `x-timeout-s` | how long the caller waits |
 | `x-waiting-inbox` | where it is announced that the caller has to wait |
-| `x-request-id`, `traceparent` | as over HTTP; so are those of `SELECT_HEADERS` |
+| `x-request-id`, `traceparent` | as over HTTP; so are those of `READ_HEADERS` |
 
 An error has the same body as over HTTP, with its text and status in the headers of NATS services.
 """
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from router.api.errors import DeadlineExceededError
-from router.api.request_headers import SELECT_HEADERS
+from router.api.request_headers import READ_HEADERS
 from router.api.rpc.codecs import JSON, Codec, codec_of
 from router.api.rpc.responder import LINE_END, BusResponse, head_of, headers_of
 from router.errors import InvalidFieldError, KvRouterError
@@ -180,7 +180,7 @@ def _read_head(sent: bytes) -> RpcHead:
         timeout_s = _timeout_s(named.get(TIMEOUT))
     except KvRouterError as error:
         problem = error
-    fields = {name: named[name] for name in SELECT_HEADERS.values() if name in named}
+    fields = {name: named[name] for name in READ_HEADERS if name in named}
     return RpcHead(headers, fields, codec, timeout_s, problem)
 
 

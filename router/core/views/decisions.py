@@ -37,7 +37,7 @@ from router.scheduler.policy._cost_kernel import (
     SHOWN_REQUESTS,
     shown_terms,
 )
-from router.scheduler.policy._predictive_kernel import PREDICTED, PREFILL_OWN_S, QUEUE_S
+from router.scheduler.policy._predictive_kernel import PREDICTED, PREFILL_OWN_S, QUEUE_S, TPOT_S
 from router.scheduler.terms import (
     OVERLAP_DEVICE,
     OVERLAP_DISK,
@@ -231,7 +231,8 @@ def _predicted(
 ) -> Iterator[PredictedSeconds]:
     parts_s = predicted_s[:, : len(PREDICTED)].T.tolist()
     first_s = map(sum, zip(*parts_s[QUEUE_S : PREFILL_OWN_S + 1], strict=True))
-    return map(PredictedSeconds, first_s, *parts_s, errors, map(LearnedRates, *rates))
+    tpot_s = predicted_s[:, TPOT_S].tolist()
+    return map(PredictedSeconds, first_s, *parts_s, tpot_s, errors, map(LearnedRates, *rates))
 
 
 def candidate(core: RouterCore, terms: Terms, cost: float, now_s: float) -> Candidate:

@@ -23,6 +23,7 @@ from router.forward.errors import (
     WorkerFailedError,
 )
 from router.forward.metrics import ForwardMetrics, PrefillOutcome
+from router.forward.placement import again
 from router.forward.prefill.conditions import rule_of
 from router.forward.prefill.handoff import KvHandoff, is_handed_over, is_to_bypass, prefill_request
 from router.forward.prefill.pools import PrefillPools
@@ -162,6 +163,7 @@ class PrefillRouter:
             return True
         if conditional is None or request.prefill_worker_id is not None:
             return False
+        request = again(request)  # only asked: it is refused, if at all, where it is booked
         whole = structs.replace(request, phase="aggregated", advisory=True)
         decode, load = await self._router.select(whole), None
         if conditional.looks_at_prefill:
@@ -212,6 +214,6 @@ class PrefillRouter:
         self._metrics.prefill_seconds.observe(ended_s - began_s)
         if prefilled.kv_transfer_params is None:
             raise NoHandOverError(worker_id)
-        decode = structs.replace(prompt.request, phase="decode", prefill_worker_id=worker_id)
+        decode = structs.replace(again(prompt.request), phase="decode", prefill_worker_id=worker_id)
         params, usage = prefilled.kv_transfer_params, prefilled.usage
         return KvHandoff(decode, params, booked.decision, ended_s, usage)

@@ -14,7 +14,7 @@ from router.scheduler.policy._predictive_kernel import (
     weigh_parts,
 )
 from router.scheduler.selector import Choice, Names, Policy, pick
-from router.scheduler.settings import PolicySettings
+from router.scheduler.settings import OBJECTIVES, PolicySettings
 from router.scheduler.terms import FloatArray, TermTable
 
 
@@ -35,6 +35,7 @@ class Predictive(Policy):
         "shared_cache_multiplier",
         "delay_weight",
         "trust_weights",
+        *OBJECTIVES,
     )
 
     def choose(self, table: TermTable, settings: PolicySettings, rng: Random) -> Choice:
@@ -77,10 +78,13 @@ def _priced(table: TermTable, settings: PolicySettings) -> tuple[FloatArray, int
     return np.ascontiguousarray(parts[:, COST_S]), first, ties, most
 
 
-def cost_weights(settings: PolicySettings) -> FloatArray:
-    """Return the weights of other requests' delay, and of blocks on host, disk and remote."""
+def cost_weights(
+    settings: PolicySettings, most_ttft_s: float = math.inf, most_tpot_s: float = math.inf
+) -> FloatArray:
+    """Return the weights and objectives that the kernel `price` reads."""
     blocks = (settings.host_cache_hit_weight, settings.disk_cache_hit_weight)
-    return np.array([settings.delay_weight, *blocks, settings.shared_cache_multiplier])
+    weights = (settings.delay_weight, *blocks, settings.shared_cache_multiplier)
+    return np.array([*weights, most_ttft_s, most_tpot_s])
 
 
 def predicted_parts(table: TermTable, settings: PolicySettings) -> FloatArray:
@@ -97,7 +101,7 @@ def _price(table: TermTable, settings: PolicySettings) -> tuple[FloatArray, int,
         table.isl_tokens,
         math.nan if expected is None else expected,
         table.now_s,
-        cost_weights(settings),
+        cost_weights(settings, table.most_ttft_s, table.most_tpot_s),
         table.claims.estimate,
         table.claims.ours,
         parts,

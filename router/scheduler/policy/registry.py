@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from router.errors import ConfigError, InvalidFieldError
-from router.protocol.requests import ConfigOverride
-from router.scheduler.ignored import by_policy
+from router.protocol.requests import ConfigOverride, SelectRequest
+from router.scheduler.ignored import by_policy, objectives
 from router.scheduler.policy.cache_aware import CacheAware, LMetric
 from router.scheduler.policy.dynamo import Dynamo10, Dynamo16
 from router.scheduler.policy.predictive import Predictive
@@ -84,6 +84,10 @@ class Policies:
             self._ignored[key] = found
         return found
 
+    def ignored_objectives(self, name: str, request: SelectRequest) -> Mapping[str, str]:
+        """Return the objectives of a request without effect under a policy; see `objectives`."""
+        return objectives(request, self._by_name[name], self._by_name.values())
+
     def find(self, routing_group: str, wanted: str | None) -> Selector:
         """Return the policy a request names, else its group's. Raises InvalidFieldError."""
         if wanted is None:
@@ -93,6 +97,10 @@ class Policies:
             field, reason = "router_config_override.policy", f"{wanted!r} is not known"
             raise InvalidFieldError(field, reason, self._allowed, status=422)
         return selector
+
+    def find_named(self, name: str) -> Selector:
+        """Return the policy of a choice."""
+        return self._by_name[name]
 
     def _configured(self, key: str, name: str) -> Selector:
         selector = self._by_name.get(name)

@@ -15,6 +15,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, MsgspecError, Struct, convert, json
 
 from router.errors import ConfigError
+from router.protocol.requests import Milliseconds, Unmet
 from router.protocol.values import Name
 from router.scheduler._busy_kernel import is_any_free
 from router.scheduler.busy import Slots
@@ -36,6 +37,9 @@ class PolicyClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
       still waits; the next is refused.
     - `max_wait_s`: a request that waits longer is refused; with `deadline`, the request closest to
       its limit goes first.
+    - `slo_ttft_ms`, `slo_tpot_ms`: objectives of requests without their own. `slo_unmet`: whether
+      a request is refused, or placed nevertheless, if no rank is predicted to meet its objectives;
+      by default as the setting of that name.
     """
 
     name: Identifier
@@ -50,6 +54,14 @@ class PolicyClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     raw_isl_token_queue_limit_per_worker: Positive | None = None
     cached_token_queue_limit_per_worker: Positive | None = None
     max_wait_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
+    slo_ttft_ms: Milliseconds | None = None
+    slo_tpot_ms: Milliseconds | None = None
+    slo_unmet: Unmet | None = None
+
+    @property
+    def has_objectives(self) -> bool:
+        """True if requests without their own have objectives here."""
+        return self.slo_ttft_ms is not None or self.slo_tpot_ms is not None
 
     @property
     def is_queueing(self) -> bool:
@@ -103,12 +115,21 @@ class PolicyProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Classes:
     """The classes of a model, and the assignment of requests to them."""
 
-    __slots__ = ("_alone", "_default_family", "_floors", "_matrix", "all", "are_queueing")
+    __slots__ = (
+        "_alone",
+        "_default_family",
+        "_floors",
+        "_matrix",
+        "all",
+        "are_queueing",
+        "have_objectives",
+    )
 
     def __init__(self, classes: Sequence[PolicyClass]) -> None:
         """Store classes that stand alone; the first is the default."""
         self.all = tuple(classes)
         self.are_queueing = any(each.is_queueing for each in self.all)
+        self.have_objectives = any(each.has_objectives for each in self.all)
         self._alone = {each.name: index for index, each in enumerate(self.all)}
         self._floors: list[int] = []
         self._matrix: dict[str, list[int]] = {}
@@ -151,6 +172,8 @@ def single_class(
     policy: QueuePolicy,
     max_wait_s: float = 60.0,
     request_queue_limit: int | None = None,
+    slo_ttft_ms: float | None = None,
+    slo_tpot_ms: float | None = None,
 ) -> Classes:
     """Return the one class without a profile; a threshold of None disables waiting."""
     only = PolicyClass(
@@ -159,6 +182,8 @@ def single_class(
         prefill_busy_threshold_frac=threshold_frac,
         max_wait_s=max_wait_s,
         request_queue_limit=request_queue_limit,
+        slo_ttft_ms=slo_ttft_ms,
+        slo_tpot_ms=slo_tpot_ms,
     )
     return Classes([only])
 
@@ -252,6 +277,11 @@ class QueuePolicies:
     def are_queueing(self) -> bool:
         """True if requests of some models may wait."""
         return any(each.are_queueing for each in (self._others, *self._by_model.values()))
+
+    @property
+    def have_objectives(self) -> bool:
+        """True if requests of some models have objectives without naming them."""
+        return any(each.have_objectives for each in (self._others, *self._by_model.values()))
 
 
 def queue_policies(text: str, single: Classes) -> QueuePolicies:

@@ -6,7 +6,7 @@ from typing import TypeAlias
 from msgspec import Struct, msgpack, structs
 
 from router.errors import KvRouterError
-from router.protocol.requests import SelectRequest
+from router.protocol.requests import SelectRequest, Unmet
 from router.protocol.values import Scope
 from router.scheduler.filters import demanded_target, demands_something
 from router.scheduler.queue.admission_queue import AdmissionQueue
@@ -26,9 +26,10 @@ class Queueing(Struct, frozen=True):
     """Settings of the queues.
 
     `threshold_frac` and `policy` apply to the single class of models that the `policy_file` (its
-    text) does not name. `max_requests` and `max_tokens` limit all queues together.
-    `no_worker_wait_s`: longest wait for a worker, where there is none; 0: none. `from_zero`: the
-    scopes that may wait before they ever had one.
+    text) does not name, as do `slo_ttft_ms` and `slo_tpot_ms`. `max_requests` and `max_tokens`
+    limit all queues together. `no_worker_wait_s`: longest wait for a worker, where there is none;
+    0: none. `from_zero`: the scopes that may wait before they ever had one. `slo_unmet`: of classes
+    that do not say it.
     """
 
     threshold_frac: float | None = None
@@ -39,11 +40,21 @@ class Queueing(Struct, frozen=True):
     max_tokens: int = 1 << 26
     no_worker_wait_s: float = 0.0
     from_zero: tuple[Scope, ...] = ()
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
+    slo_unmet: Unmet = "refuse"
 
     @property
     def policies(self) -> QueuePolicies:
         """The classes of every model. Raises ConfigError."""
-        single = single_class(self.threshold_frac, self.policy, self.max_wait_s, self.max_requests)
+        single = single_class(
+            self.threshold_frac,
+            self.policy,
+            self.max_wait_s,
+            self.max_requests,
+            self.slo_ttft_ms,
+            self.slo_tpot_ms,
+        )
         return queue_policies(self.policy_file, single)
 
 
@@ -64,7 +75,8 @@ Refused: TypeAlias = tuple[int, KvRouterError]
 class WaitingRoom:
     """Waiting requests by ticket and by id, in the queue of their scope.
 
-    `is_used`: requests of some models may wait. `tickets`: of the waiting requests with an id.
+    `is_used`: requests of some models may wait. `policies`: the classes. `tickets`: of the waiting
+    requests with an id.
 
     Invariants: every pending request is in exactly one queue, under its ticket; a request id waits
     once.
@@ -72,18 +84,18 @@ class WaitingRoom:
 
     __slots__ = (
         "_pending",
-        "_policies",
         "_queues",
         "_tickets",
         "_tokens",
         "is_used",
         "limits",
+        "policies",
         "tickets",
     )
 
     def __init__(self, limits: Queueing) -> None:
-        self._policies = limits.policies
-        self.is_used = self._policies.are_queueing or limits.no_worker_wait_s > 0
+        self.policies = limits.policies
+        self.is_used = self.policies.are_queueing or limits.no_worker_wait_s > 0
         self.limits = limits
         self._queues: dict[Scope, AdmissionQueue] = {}
         self._pending: dict[int, Pending] = {}
@@ -106,7 +118,7 @@ class WaitingRoom:
         """Return the queue of a scope. Returns None if its model's requests never wait."""
         known = self._queues.get(scope)
         if known is None:
-            classes = self._policies.classes(scope.model_name)
+            classes = self.policies.classes(scope.model_name)
             if classes.are_queueing:
                 known = self._queues[scope] = AdmissionQueue(classes)
         return known
@@ -115,7 +127,7 @@ class WaitingRoom:
         """Return the queue of a scope without workers, whose requests may never wait otherwise."""
         known = self._queues.get(scope)
         if known is None:
-            classes = self._policies.classes(scope.model_name)
+            classes = self.policies.classes(scope.model_name)
             known = self._queues[scope] = AdmissionQueue(classes)
         return known
 

@@ -22,6 +22,7 @@ from router.sequence.active._booking_rows import (
 from router.sequence.active.booking_memory import BookingMemory
 from router.sequence.active.errors import DuplicateReservationError, ReservationNotFoundError
 from router.sequence.active.footprint import Footprint
+from router.sequence.active.promises import Promises
 from router.sequence.active.usage_prediction import Ends, Prediction, RecentCompletions
 from router.sequence.rank_table import (
     DECODE_BLOCKS,
@@ -117,7 +118,8 @@ class Tracker:
 
     Reservations of other routers add the same load as ours, but are not counted by `len` and do not
     expire here; `foreign_count` is their number. `by_id`: the booking of each id, read-only.
-    `state`: their arrays, for kernels that read them. `ledger`, if set, notes every change of ours;
+    `state`: their arrays, for kernels that read them. `promises`: of those with objectives, which
+    end with their booking. `ledger`, if set, notes every change of ours;
     `silence` records how ours end. Time never goes back.
 
     Invariants: every reservation has one booking in the arrays; ours are in the order in which they
@@ -133,6 +135,7 @@ class Tracker:
         "by_id",
         "foreign_count",
         "ledger",
+        "promises",
         "silence",
         "state",
     )
@@ -146,6 +149,7 @@ class Tracker:
         self._bookings: dict[int, _Booked] = {}
         self.foreign_count = 0
         self._ends = RecentCompletions()
+        self.promises = Promises(table)
         self.ledger: ReservationLog | None = None
         self.silence = InferredPrefillEnd()
 
@@ -249,6 +253,8 @@ class Tracker:
         booking = self._booking(request_id)
         expires_s = now_s + self._ttl_s
         kernels.complete(self.state, self._table.values, booking, now_s, expires_s, in_batch)
+        if self.promises.live and not in_batch and isinstance(request_id, str):
+            self.promises.first_token(request_id, now_s)
         if self.ledger is not None and isinstance(request_id, str):
             self.ledger.touch(request_id)
 
@@ -328,12 +334,21 @@ class Tracker:
         ranks = {self._table.slot(rank): rank for rank in self._table}
         return [(ranks[int(slot)], FirstToken(*rest)) for slot, *rest in taken]
 
-    def free(self, request_id: BookingId, now_s: float, cached_tokens: int | None = None) -> None:
+    def free(
+        self,
+        request_id: BookingId,
+        now_s: float,
+        cached_tokens: int | None = None,
+        output_tokens: int | None = None,
+    ) -> None:
         """End a request as reported. O(nodes on its path). Raises ReservationNotFoundError.
 
-        `cached_tokens`: the cached part of its prompt, if its engine reports it.
+        `cached_tokens`: the cached part of its prompt, and `output_tokens`: its output, if its
+        engine reports them.
         """
         booking, cached = self._booking(request_id), -1 if cached_tokens is None else cached_tokens
+        if self.promises.live and isinstance(request_id, str):
+            self.promises.end(request_id, now_s, output_tokens)
         was_reported = self._drop(request_id, booking, now_s, cached)
         if isinstance(request_id, str):
             self.silence.note(is_reported=was_reported)
@@ -363,6 +378,8 @@ class Tracker:
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring. O(everything)."""
         self._memory.check_invariants()
+        self.promises.check_invariants()
+        assert self.promises.live.keys() <= self.by_id.keys()
         assert {each.request_id: booking for booking, each in self._bookings.items()} == self.by_id
         expiries = [expires_s for _, expires_s in self.expiries()]
         assert expiries == sorted(expiries)
@@ -419,6 +436,8 @@ class Tracker:
             self.foreign_count -= 1
         elif self.ledger is not None:
             self.ledger.touch(request_id)
+        if self.promises.live and isinstance(request_id, str):
+            self.promises.drop(request_id)
         return bool(was_reported)
 
     def _listed(self, slot: int) -> Ints:

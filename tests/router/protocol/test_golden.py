@@ -244,7 +244,7 @@ def test_replica_messages_have_golden_bytes():
     assert encoded == [
         f"{head}93b170726566696c6c5f636f6d706c65746564c0c2",
         f"{head}93ac6f75747075745f626c6f636bcb3fe0000000000000c2",
-        f"{head}92a56672656564930a04c3",
+        f"{head}92a56672656564940a04c3c0",
     ]
     assert decode_replica_message(bytes.fromhex(f"{head}91a56672656564")) == ProgressTold(
         "id", ReservationFreed()

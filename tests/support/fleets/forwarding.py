@@ -54,7 +54,7 @@ class Scene:
     def __init__(self, router, forward):
         self.router = router
         self.forward = forward
-        self.engines = {}
+        self.engines, self.workers = {}, {}
 
     @classmethod
     @asynccontextmanager
@@ -86,7 +86,8 @@ class Scene:
                 engine = await stack.enter_async_context(Upstream(script).running())
                 self.engines[worker_id] = engine
                 role = (roles or {}).get(worker_id, "aggregated")
-                await self.router.worker(worker_id, endpoint=engine.url, role=role)
+                worker = await self.router.worker(worker_id, endpoint=engine.url, role=role)
+                self.workers[worker_id] = worker
             yield
 
     async def active_requests(self):
