@@ -34,7 +34,7 @@ from router.sequence.rank_table import (
     FOREIGN_TOKENS,
     KV_S,
     MAX_BATCHED_TOKENS,
-    QUEUED_TOKENS,
+    PREFILL_TOKENS,
     RATE_ERROR,
     RELATIVE_ERROR,
     REQUESTS,
@@ -217,13 +217,14 @@ def _write_foreign(row: Vector, learning: RankModel, report: AnyReport) -> None:
     """Write the engine's load beyond our bookings; 0 if it reports no requests.
 
     An idle engine is indistinguishable from one without gauges, so bookings stand. Tokens are never
-    negative: no gauge includes the tokens of prompts being computed.
+    negative: no gauge includes the tokens of prompts being computed. Engines count each prompt that
+    waits in full, also if it shares blocks with another, so they are compared with such a count.
     """
     gauges = report.gauges
     requests = gauges.running_requests + gauges.waiting_requests
     if not requests:
         row[FOREIGN_REQUESTS] = row[FOREIGN_TOKENS] = 0.0
         return
-    tokens = gauges.waiting_uncached_tokens - float(row[QUEUED_TOKENS])
+    tokens = gauges.waiting_uncached_tokens - float(row[PREFILL_TOKENS])
     row[FOREIGN_REQUESTS] = learning.excess_requests.note(requests - float(row[REQUESTS]))
     row[FOREIGN_TOKENS] = max(learning.excess_tokens.note(tokens), 0.0)

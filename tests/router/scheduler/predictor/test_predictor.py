@@ -32,6 +32,7 @@ from router.sequence.rank_table import (
     OUTPUT_TOKENS,
     PREFILL_S,
     PREFILL_SHARE,
+    PREFILL_TOKENS,
     QUEUED_TOKENS,
     RANK_COLUMNS,
     RATE_ERROR,
@@ -375,7 +376,7 @@ def test_traffic_is_of_the_rank():
 def test_foreign_work_keeps_a_rank_busy():
     fleet = Fleet(1)
     row = fleet.row(1)
-    row[REQUESTS], row[QUEUED_TOKENS] = 3, 1_000
+    row[REQUESTS], row[PREFILL_TOKENS], row[QUEUED_TOKENS] = 3, 1_000, 1_000
     fleet.engines[1].gauges = LoadGauges(
         running_requests=4, waiting_requests=2, waiting_uncached_tokens=5_000
     )
@@ -385,10 +386,22 @@ def test_foreign_work_keeps_a_rank_busy():
     assert (row[FOREIGN_REQUESTS], row[FOREIGN_TOKENS]) == (3, 4_000)
 
 
+def test_equal_prompts_that_wait_are_not_foreign():
+    """Engines count a prompt that waits in full, though its blocks are being computed."""
+    fleet = Fleet(1)
+    row = fleet.row(1)
+    row[REQUESTS], row[PREFILL_TOKENS], row[QUEUED_TOKENS] = 16, 480_000, 30_000
+    fleet.engines[1].gauges = LoadGauges(
+        running_requests=1, waiting_requests=15, waiting_uncached_tokens=450_000
+    )
+    fleet.pass_seconds(3, working=[])
+    assert (row[FOREIGN_REQUESTS], row[FOREIGN_TOKENS]) == (0, 0)
+
+
 def test_finished_work_is_subtracted_from_bookings():
     fleet = Fleet(1)
     row = fleet.row(1)
-    row[REQUESTS], row[QUEUED_TOKENS] = 9, 1_000
+    row[REQUESTS], row[PREFILL_TOKENS], row[QUEUED_TOKENS] = 9, 1_000, 1_000
     fleet.engines[1].gauges = LoadGauges(running_requests=4)
     fleet.pass_seconds(3, working=[])
     assert (row[FOREIGN_REQUESTS], row[FOREIGN_TOKENS]) == (-5, 0)
