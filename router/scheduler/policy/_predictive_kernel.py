@@ -190,35 +190,53 @@ def mean_weighted(values: Array, column: int, weight: int) -> float:
 
 
 @device
-def arrivals_behind(values: Array) -> float:
+def sharing(
+    values: Array, isl_tokens: float, host_weight: float, disk_weight: float, remote_weight: float
+) -> tuple[float, float, float]:
+    """Return how much of the prompt is shared, and how busy the ranks are that do not share it.
+
+    Three fractions: the part that need not be computed, on average; the largest part that is being
+    computed for a sibling on any rank; and how many of the ranks without a sibling have requests.
+    """
+    total_saved, computed_tokens, without, occupied = 0.0, 0.0, 0.0, 0.0
+    for i in range(len(values)):
+        saved = saved_tokens(values[i], isl_tokens, host_weight, disk_weight, remote_weight)
+        total_saved += saved / len(values)
+        blocks = booked_blocks(values[i], isl_tokens) - values[i, CACHED_BLOCKS]
+        computed_tokens = max(computed_tokens, blocks * values[i, BLOCK_SIZE])
+        if blocks <= 0:
+            without += 1.0
+            occupied += values[i, REQUESTS] + values[i, FOREIGN_REQUESTS] > 0
+    isl_tokens = max(isl_tokens, 1.0)
+    return total_saved / isl_tokens, computed_tokens / isl_tokens, occupied / max(without, 1.0)
+
+
+@device
+def arrivals_behind(values: Array, tied: float) -> float:
     """Return the mean rate of requests that queue on a rank, per second of the queue's work.
 
     A request goes to a free rank if there is one, so only those that find all ranks computing
-    prompts queue: the mean prefill share. New work makes a queue last 1 / (1 - share) times as
-    long.
+    prompts queue: the mean prefill share. Of groups of siblings, `tied` of the others queue as
+    well: they stay together. New work makes a queue last 1 / (1 - share) times as long.
     """
     requests_per_s, share = 0.0, 0.0
     for i in range(len(values)):
         requests_per_s += values[i, REQUESTS_PER_S] / len(values)
         share += values[i, PREFILL_SHARE] / len(values)
-    return requests_per_s * share / max(1.0 - share, 1e-9)
+    queueing = share + (1.0 - share) * tied
+    return requests_per_s * queueing / max(1.0 - share, 1e-9)
 
 
 @device
-def followers_of(
-    values: Array, isl_tokens: float, host_weight: float, disk_weight: float, remote_weight: float
-) -> float:
+def followers_of(saved: float, siblings: float, reuse: float) -> float:
     """Return the expected number of later requests that are bound to this rank and cause delay.
 
     A request that finds the same blocks cached everywhere is bound to no rank. It is bound by the
     part of its prompt that candidates lack on average: only the chosen rank will have that part.
+    But what is computed for a sibling binds the same requests, wherever this one is placed.
     """
-    cached_tokens = 0.0
-    for i in range(len(values)):
-        saved = saved_tokens(values[i], isl_tokens, host_weight, disk_weight, remote_weight)
-        cached_tokens += saved / len(values)
-    bound = max(1.0 - cached_tokens / max(isl_tokens, 1.0), 0.0)
-    return FOLLOWING * bound * mean_weighted(values, REUSE, REQUESTS_PER_S)
+    bound = max(1.0 - max(saved, siblings), 0.0)
+    return FOLLOWING * bound * reuse
 
 
 @device
@@ -373,9 +391,10 @@ def write_parts(
     output_tokens = expected_output_tokens
     if math.isnan(output_tokens):
         output_tokens = mean_weighted(values, OUTPUT_TOKENS, REQUESTS_PER_S)
-    arrivals = arrivals_behind(values)
-    followers = followers_of(values, isl_tokens, host, disk, remote)
+    saved_part, siblings, occupied = sharing(values, isl_tokens, host, disk, remote)
+    arrivals = arrivals_behind(values, siblings * occupied)
     reuse = mean_weighted(values, REUSE, REQUESTS_PER_S)
+    followers = followers_of(saved_part, siblings, reuse)
     placements = last_placement(values)
     for i in range(len(values)):
         saved = saved_tokens(values[i], isl_tokens, host, disk, remote)
@@ -450,7 +469,7 @@ def claim(
     isl_tokens = estimate[ISL_TOKENS] / bookings
     withdraw_ours(values, slots, estimate, ours, now_s)
     output_tokens = mean_weighted(values, OUTPUT_TOKENS, REQUESTS_PER_S)
-    arrivals = arrivals_behind(values)
+    arrivals = arrivals_behind(values, 0.0)
     reuse = mean_weighted(values, REUSE, REQUESTS_PER_S)
     followers = FOLLOWING * reuse  # no candidate has cached blocks of an average request
     parts, costs = np.empty(PARTS), np.empty(len(values))

@@ -78,13 +78,15 @@ def predicted_costs(rows, isl_tokens, expected, now_s, weights=(0.1, 0.75, 0.25,
     cached = 0.0
     for each in saved:
         cached += each / len(rows)
-    bound = max(1 - cached / max(isl_tokens, 1.0), 0.0)
+    being_computed, occupied = siblings(rows, isl_tokens)
+    bound = max(1 - max(cached / max(isl_tokens, 1.0), being_computed), 0.0)
     followers = 1 / 3 * bound * mean(rows, ranks.REUSE)
     new = [
         0.0 if row[ranks.DECODE_SIDE] else max(isl_tokens - each, 1.0)
         for row, each in zip(rows, saved, strict=True)
     ]
-    shared = (output, arrivals(rows), followers, mean(rows, ranks.REUSE), now_s, weights[0])
+    arriving = arrivals(rows, being_computed * occupied)
+    shared = (output, arriving, followers, mean(rows, ranks.REUSE), now_s, weights[0])
     placements = max(row[ranks.PLACED_AT] for row in rows)
     return [
         predicted_cost(row, each, isl_tokens, *shared) * (1 - trial(row, placements, len(rows)))
@@ -126,13 +128,24 @@ def mean(rows, column):
     return total / weights if weights > 0 else 0.0
 
 
-def arrivals(rows):
+def siblings(rows, isl_tokens):
+    """The part of the prompt being computed for another; how many of the other ranks have work."""
+    tokens, without = 0.0, []
+    for row in rows:
+        blocks = booked(row, isl_tokens) - row[CACHED_BLOCKS]
+        tokens = max(tokens, blocks * row[BLOCK_SIZE])
+        if blocks <= 0:
+            without.append(row[REQUESTS] + row[FOREIGN_REQUESTS] > 0)
+    return tokens / max(isl_tokens, 1.0), sum(without) / max(len(without), 1)
+
+
+def arrivals(rows, tied=0.0):
     """Requests a second that queue."""
     rate = share = 0.0
     for row in rows:
         rate += row[ranks.REQUESTS_PER_S] / len(rows)
         share += row[ranks.PREFILL_SHARE] / len(rows)
-    return rate * share / max(1.0 - share, 1e-9)
+    return rate * (share + (1.0 - share) * tied) / max(1.0 - share, 1e-9)
 
 
 def predicted_cost(row, new, isl_tokens, output, arriving, followers, reuse, now_s, delay_weight):

@@ -291,6 +291,47 @@ def test_future_delay_grows_with_the_prefill_share_of_all_ranks():
     assert future[0.8] == pytest.approx(4 * future[0.5])
 
 
+FREE = {CACHED_BLOCKS: 0, ranks.REQUESTS: 0}
+BUSY = {CACHED_BLOCKS: 0}
+SIBLING = {CACHED_BLOCKS: 0, NEW_BLOCKS: 1}
+"""A prompt of which 9,984 tokens are booked there, and none are cached."""
+
+
+def beside(*others):
+    """The parts on a free rank."""
+    return predicted_parts(asked(row(FREE), *map(row, others)), SETTINGS)[0]
+
+
+def test_computing_for_a_sibling_again_is_dearer_the_more_ranks_have_work():
+    """Groups do not spread over ranks that happen to be free, as single requests do."""
+    usual = beside(BUSY, BUSY)[kernel.FUTURE_S]
+    assert beside(SIBLING, BUSY)[kernel.FUTURE_S] == pytest.approx(
+        usual * (0.5 + 0.5 * 0.9984 / 2) / 0.5
+    )
+    assert beside(SIBLING, BUSY, BUSY, BUSY)[kernel.FUTURE_S] == pytest.approx(
+        usual * (0.5 + 0.5 * 0.9984 * 3 / 4) / 0.5
+    )
+
+
+def test_on_a_fleet_that_only_computes_for_a_sibling_its_computation_is_not_dearer():
+    assert beside(SIBLING, FREE)[kernel.FUTURE_S] == beside(BUSY, FREE)[kernel.FUTURE_S]
+
+
+def test_a_prefix_that_is_cached_is_not_of_a_sibling():
+    held = {**SIBLING, CACHED_BLOCKS: 624}
+    assert beside(held, BUSY)[kernel.FUTURE_S] == beside(BUSY, BUSY)[kernel.FUTURE_S]
+
+
+def test_followers_of_a_sibling_are_not_of_this_request():
+    there = [row({**SIBLING, ranks.REUSE: reuse}) for reuse in (0, 3)]
+    rows = [row({**BUSY, ranks.REUSE: reuse}) for reuse in (0, 3)]
+    alone, followed = (
+        predicted_parts(asked(*pair), SETTINGS)[1, kernel.DELAY_S]
+        for pair in zip(there, rows, strict=True)
+    )
+    assert followed == pytest.approx((1 + 3 / 3 * (1 - 0.9984)) * alone)
+
+
 def test_a_temperature_draws_from_all():
     far = row({ranks.QUEUED_TOKENS: 9_000})
     assert set(chosen(far, row(), router_temperature=5.0)) == {0, 1}
