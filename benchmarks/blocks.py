@@ -9,13 +9,13 @@ no peer: its goal is a rate.
 
 import sys
 
-from blocks_rows import SECTIONS, report
+from blocks_rows import SECTIONS, measured
 from command_line import section_parser
 
 
 def main() -> int:
     arguments = section_parser(__doc__, SECTIONS).parse_args()
-    return report(arguments.only, quick=arguments.quick, as_rows=arguments.json)
+    return measured(arguments)
 
 
 if __name__ == "__main__":

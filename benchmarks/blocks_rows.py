@@ -3,7 +3,8 @@
 import gc
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -14,9 +15,8 @@ import blocks_cuda
 import torch
 from blocks_disk import DiskWorld
 from blocks_remote import RemoteWorld
-from report import Section
-from report import report as report_sections
-from rows import Row, machine
+from report import Benchmark, Section, report
+from rows import Row
 from timing import Bounded, alternate
 
 from worker_agent.blocks.names import BlockName
@@ -161,21 +161,18 @@ SECTIONS: dict[str, tuple[str, Callable[[Size], list[Row]]]] = {
 }
 
 
-def report(names: Sequence[str], *, quick: bool, as_rows: bool) -> int:
+def measured(arguments: Namespace) -> int:
     """Measure sections and print them; 0 if every row meets its goal."""
     torch.set_num_threads(1)
-    size = Size(quick)
+    size = Size(arguments.quick)
     sections = {
         name: Section(title, partial(measure, size))
         for name, (title, measure) in SECTIONS.items()
-        if name in names
+        if name in arguments.only
     }
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU: no row of cuda"
-    head = [
-        f"{machine()}; {cuda}",
-        f"ratios: medians of {ROUNDS} pairs, each side first in every other",
-    ]
-    return report_sections(sections, "machine", head, as_rows)
+    scale = f"ratios: medians of {ROUNDS} pairs, each side first in every other"
+    return report(sections, Benchmark("blocks", "machine", scale, {"GPU": cuda}), arguments)
 
 
 def _pool_time(policy: str, identities: list[bytes], names: list[BlockName]) -> int:

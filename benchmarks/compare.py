@@ -41,7 +41,7 @@ def _load() -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = section_parser(__doc__, PARTS)
+    parser = section_parser(__doc__, PARTS, keeps=False)
     parser.add_argument("--trace", default="", help="for `trace`: a file in Mooncake's format")
     parser.add_argument("--output", type=Path, default=Path("compare.html"), help="the report")
     return parser.parse_args()

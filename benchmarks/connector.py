@@ -9,12 +9,12 @@ processes in wall time, beside a plain socket that moves the same bytes.
 import sys
 
 from command_line import section_parser
-from connector_rows import SECTIONS, report
+from connector_rows import SECTIONS, measured
 
 
 def main() -> int:
     arguments = section_parser(__doc__, SECTIONS).parse_args()
-    return report(arguments.only, quick=arguments.quick, as_rows=arguments.json)
+    return measured(arguments)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Rows of what the connector costs an engine's scheduler, in processor time."""
 
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from time import perf_counter_ns, process_time_ns
 
 from connector_peer import PeerWorld
-from report import Section
-from report import report as report_sections
-from rows import Row, machine
+from report import Benchmark, Section, report
+from rows import Row
 from timing import Bounded, alternate
 
 from router.protocol.values import Tier
@@ -168,14 +168,13 @@ SECTIONS: dict[str, tuple[str, Callable[[Size], list[Row]]]] = {
 }
 
 
-def report(names: Sequence[str], *, quick: bool, as_rows: bool) -> int:
+def measured(arguments: Namespace) -> int:
     """Measure sections and print them; 0 if every row meets its goal."""
-    size = Size(quick)
+    size = Size(arguments.quick)
     sections = {
         name: Section(title, partial(measure, size))
         for name, (title, measure) in SECTIONS.items()
-        if name in names
+        if name in arguments.only
     }
-    return report_sections(
-        sections, "peer", [machine(), "medians; processor time, but for `peer`"], as_rows
-    )
+    scale = "medians; processor time, but for `peer`"
+    return report(sections, Benchmark("connector", "peer", scale), arguments)

@@ -25,10 +25,9 @@ def main() -> int:
     arguments = section_parser(__doc__, SECTIONS).parse_args()
     os.environ.setdefault("DYN_LOG", "error")  # the peer logs every choice
     peer.enter()
-    from decision_rows import report  # can be imported only now, in the peer's environment
+    from decision_rows import measured  # can be imported only now, in the peer's environment
 
-    sections = {name: SECTIONS[name] for name in arguments.only}
-    return report(sections, quick=arguments.quick, as_rows=arguments.json)
+    return measured(SECTIONS, arguments)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Rows of the comparison of one decision."""
 
-import os
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from decision_fleets import OurFleet, PeerFleet, Shape, Tokens, World
-from report import Section
-from report import report as report_sections
-from rows import Row, machine
+from report import Benchmark, Section, report
+from rows import Row
 from timing import Bounded, CallTimes, Scale, alternate, call_times, median_us
 
 from router.scheduler.policy.registry import builtin_policies
@@ -83,11 +82,9 @@ MEASURE: dict[str, Callable[[Scale], list[Row]]] = {
 }
 
 
-def report(sections: Mapping[str, str], *, quick: bool, as_rows: bool) -> int:
-    """Measure these sections (title by name) and print them; 0 if every cell meets its goal."""
-    scale = Scale(quick)
-    head = [f"{machine()}, pinned to one core, load {os.getloadavg()[0]:.1f} before"]
-    chosen = {
-        name: Section(title, partial(MEASURE[name], scale)) for name, title in sections.items()
-    }
-    return report_sections(chosen, "peer", head, as_rows)
+def measured(titles: Mapping[str, str], arguments: Namespace) -> int:
+    """Measure the chosen sections and print them; 0 if every cell meets its goal."""
+    scale = Scale(arguments.quick)
+    chosen = {name: Section(titles[name], partial(MEASURE[name], scale)) for name in arguments.only}
+    shown = f"medians of {ROUNDS} interleaved rounds of {_calls(scale, CALLS)} calls, on one core"
+    return report(chosen, Benchmark("decision", "peer", shown), arguments)

@@ -6,7 +6,6 @@ The router is the real process, `kv-router serve`, pinned to one core; workers a
 HTTP, and engines are real sockets in other processes.
 """
 
-import os
 import sys
 from functools import partial
 
@@ -15,8 +14,7 @@ from direct_fleet import fleet_rows
 from direct_ingest import ingest_rows
 from direct_router import running_router
 from direct_scale import DirectScale
-from report import Section, report
-from rows import machine
+from report import Benchmark, Section, report
 
 SECTIONS = {
     "ingest": ("engine socket to index, one core, against decoding alone", ingest_rows),
@@ -27,14 +25,13 @@ SECTIONS = {
 def main() -> int:
     arguments = section_parser(__doc__, SECTIONS).parse_args()
     scale = DirectScale(arguments.quick)
-    head = [f"{machine()}, load {os.getloadavg()[0]:.1f} before", str(scale)]
     with running_router() as router:
         chosen = {
             name: Section(title, partial(measure, router, scale))
             for name, (title, measure) in SECTIONS.items()
             if name in arguments.only
         }
-        return report(chosen, "alternative", head, arguments.json)
+        return report(chosen, Benchmark("direct", "alternative", str(scale)), arguments)
 
 
 if __name__ == "__main__":

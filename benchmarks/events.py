@@ -8,7 +8,6 @@ or, where there is none, the bound itself. Each module says which.
 """
 
 import logging
-import os
 import sys
 from functools import partial
 
@@ -19,8 +18,7 @@ from events_recovery import recovery_rows
 from events_scale import EventScale
 from events_visible import visible_rows
 from events_zmq import zmq_rows
-from report import Section, report
-from rows import machine
+from report import Benchmark, Section, report
 
 SECTIONS = {
     "ingest": ("JetStream to index, one core, against an ordered consumer", ingest_rows),
@@ -35,13 +33,12 @@ def main() -> int:
     logging.basicConfig(level=logging.ERROR)
     arguments = section_parser(__doc__, SECTIONS).parse_args()
     scale = EventScale(arguments.quick)
-    head = [f"{machine()}, load {os.getloadavg()[0]:.1f} before", str(scale)]
     chosen = {
         name: Section(title, partial(measure, scale))
         for name, (title, measure) in SECTIONS.items()
         if name in arguments.only
     }
-    return report(chosen, "alternative", head, arguments.json)
+    return report(chosen, Benchmark("events", "alternative", str(scale)), arguments)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,20 @@
 """Two equal tenants on one fleet, one of which asks for ten times as much: what the other notices.
 
-    python benchmarks/fairness.py [--seconds 60] [--seeds 3]
+    python benchmarks/fairness.py [--quick] [--json] [--only at-once,half,full] [--write]
 
 In virtual time: a real router core, 16 simulated engines of the 8 B preset; alone, the other has 8
 of them. A rank is busy above a fraction of the 8,192 tokens that it batches.
 """
 
-import argparse
+import sys
 from functools import partial
 from random import Random
 
 import numpy as np
+from command_line import section_parser
+from msgspec import Struct
+from report import Benchmark, Section, report
+from rows import Row
 
 from router.config.core import make_core
 from router.config.router import RouterConfig
@@ -24,6 +28,30 @@ from router.simulator.traces import Trace, TraceRequest
 WORKERS = 16
 BLOCK_TOKENS = 512
 GOAL = 1.2
+
+SECTIONS = {
+    "at-once": ("p99 wait of a tenant in the router; ranks are busy above nothing", 0.0),
+    "half": ("… above half of the tokens of a step", 0.5),
+    "full": ("… above the tokens of a step", 1.0),
+}
+"""By name: a title, and the fraction above which a rank is busy."""
+
+
+class Scale(Struct, frozen=True):
+    """How much is simulated."""
+
+    is_quick: bool
+
+    @property
+    def seconds(self) -> float:
+        return 15.0 if self.is_quick else 60.0
+
+    @property
+    def seeds(self) -> int:
+        return 1 if self.is_quick else 3
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g} s of traffic, means of {self.seeds} seeds"
 
 
 def prompt_tokens(rng: Random) -> int:
@@ -79,31 +107,37 @@ def p99s(asked: list[TraceRequest], workers: int, threshold: float, *, named: bo
     return (*found, given_up)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seeds", type=int, default=3)
-    arguments = parser.parse_args()
-    print("load: of half the fleet, by tenant a; b asks for ten times as much; p99 in seconds")
-    print("threshold load | wait alone  beside b  ratio | ttft alone  beside b  ratio | no tenants")
-    for threshold in (0.0, 0.5, 1.0):
-        for load in (0.5, 0.7, 0.8, 0.9):
-            rows = []
-            for seed in range(arguments.seeds):
-                per_s, rng = load * prompts_per_s(WORKERS // 2), Random(seed)
-                a = requests(rng, "a", per_s, arguments.seconds)
-                both = a + requests(rng, "b", 10 * per_s, arguments.seconds)
-                alone, beside = p99s(a, WORKERS // 2, threshold), p99s(both, WORKERS, threshold)
-                blind = p99s(both, WORKERS, threshold, named=False) if load == 0.8 else (np.nan,)
-                rows.append((*alone[:2], *beside, blind[0]))
-            wait, ttft, wait_b, ttft_b, given_up, blind_s = np.mean(rows, axis=0)
-            assert given_up == 0
-            verdict = "holds" if wait_b <= GOAL * wait else f"FAILS by {wait_b - GOAL * wait:.3f} s"
-            print(
-                f"{threshold:9.1f} {load:4.1f} | {wait:10.2f} {wait_b:9.2f} {wait_b / wait:6.2f} |"
-                f" {ttft:10.2f} {ttft_b:9.2f} {ttft_b / ttft:6.2f} | {blind_s:6.1f}  {verdict}"
-            )
+def rows(scale: Scale, threshold: float) -> list[Row]:
+    """Return, by load of tenant `a` alone, its p99 wait beside `b` against alone."""
+    return [_row(scale, threshold, load) for load in (0.5, 0.7, 0.8, 0.9)]
+
+
+def _row(scale: Scale, threshold: float, load: float) -> Row:
+    found = []
+    for seed in range(scale.seeds):
+        per_s, rng = load * prompts_per_s(WORKERS // 2), Random(seed)
+        a = requests(rng, "a", per_s, scale.seconds)
+        both = a + requests(rng, "b", 10 * per_s, scale.seconds)
+        alone, beside = p99s(a, WORKERS // 2, threshold), p99s(both, WORKERS, threshold)
+        blind = p99s(both, WORKERS, threshold, named=False) if load == 0.8 else (np.nan,)
+        found.append((*alone[:2], *beside, blind[0]))
+    wait_s, ttft_s, wait_beside_s, ttft_beside_s, given_up, blind_s = np.mean(found, axis=0)
+    assert given_up == 0
+    without = "" if np.isnan(blind_s) else f"; without tenants the wait is {blind_s:.1f} s"
+    note = f"TTFT {ttft_beside_s:.2f} s beside {ttft_s:.2f} s{without}"
+    return Row(f"load {load}", wait_beside_s, wait_s, "s", GOAL, lower=True, note=note)
+
+
+def main() -> int:
+    arguments = section_parser(__doc__, SECTIONS).parse_args()
+    scale = Scale(arguments.quick)
+    chosen = {
+        name: Section(title, partial(rows, scale, threshold))
+        for name, (title, threshold) in SECTIONS.items()
+        if name in arguments.only
+    }
+    return report(chosen, Benchmark("fairness", "alone", str(scale)), arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,15 +12,13 @@ every request; the peers take turns among engines, and decide nothing. Where oth
 import os
 import sys
 from functools import partial
-from pathlib import Path
 
 from command_line import section_parser
 from conformance.environments import base_python
 from forward_rows import latency, rate, separate, text
 from forward_servers import Scale
 from forward_streams import idle, stream
-from report import Section, commit, keep, report, version_of
-from rows import Row, machine
+from report import Benchmark, Section, report, version_of
 
 SECTIONS = {
     "latency": "added to a request of 1,000 token ids, p50, one at a time",
@@ -41,37 +39,21 @@ MEASURE = {
 QUICK = ("latency", "text", "rate")
 """Those that end within 45 s together."""
 
-RESULTS = Path(__file__).resolve().parent / "results" / "forward.json"
-
 
 def main() -> int:
     parser = section_parser(__doc__, SECTIONS)
     parser.set_defaults(only=None)
-    parser.add_argument("--write", action="store_true", help=f"into {RESULTS.name} as well")
     arguments = parser.parse_args()
     scale = Scale(arguments.quick)
     facts = {
-        "machine": machine(),
         "interpreter of ours": version_of(base_python()),
-        "commit": commit(),
         "scheduler": "SCHED_FIFO" if os.sched_getscheduler(0) == os.SCHED_FIFO else "usual",
-        "load before": os.getloadavg()[0],
     }
-    found: dict[str, list[Row]] = {}
-
-    def measured(name: str) -> list[Row]:
-        found[name] = MEASURE[name](scale)
-        return found[name]
-
     chosen = {
-        name: Section(SECTIONS[name], partial(measured, name))
+        name: Section(SECTIONS[name], partial(MEASURE[name], scale))
         for name in arguments.only or (QUICK if arguments.quick else SECTIONS)
     }
-    head = [", ".join(f"{name} {value}" for name, value in facts.items()), str(scale)]
-    status = report(chosen, "beside it", head, arguments.json)
-    if arguments.write:
-        keep(RESULTS, {**facts, "load after": os.getloadavg()[0], "scale": str(scale)}, found)
-    return status
+    return report(chosen, Benchmark("forward", "beside it", str(scale), facts), arguments)
 
 
 if __name__ == "__main__":

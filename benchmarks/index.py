@@ -30,14 +30,14 @@ def main() -> int:
     parser.add_argument("--plot", action="store_true", help="measure and draw growth instead")
     arguments = parser.parse_args()
     peer.enter()
-    from index_report import report  # can be imported only now, in the peer's environment
+    from index_report import measured  # can be imported only now, in the peer's environment
 
     sections = (
         {"growth": "by blocks of the tree, and by workers"}
         if arguments.plot
         else {n: SECTIONS[n] for n in arguments.only}
     )
-    return report(sections, quick=arguments.quick, as_rows=arguments.json)
+    return measured(sections, arguments)
 
 
 if __name__ == "__main__":

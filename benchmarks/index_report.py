@@ -1,6 +1,6 @@
 """Sections of the comparison with the peer."""
 
-import os
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -9,9 +9,8 @@ from index_find import cold_rows, hashing_rows, uneven_rows, warm_rows
 from index_ingest import mixed_rows, removed_rows, stored_rows
 from index_memory import memory_rows
 from index_restore import restore_rows
-from report import Section
-from report import report as report_sections
-from rows import Row, machine
+from report import Benchmark, Section, report
+from rows import Row
 from timing import Scale
 
 MEASURE: dict[str, Callable[[Scale], list[Row]]] = {
@@ -28,11 +27,8 @@ MEASURE: dict[str, Callable[[Scale], list[Row]]] = {
 }
 
 
-def report(sections: Mapping[str, str], *, quick: bool, as_rows: bool) -> int:
-    """Measure these sections (title by name) and print them; 0 if every cell meets its goal."""
-    scale = Scale(quick)
-    head = [f"{machine()}, pinned to one core, load {os.getloadavg()[0]:.1f} before", str(scale)]
-    chosen = {
-        name: Section(title, partial(MEASURE[name], scale)) for name, title in sections.items()
-    }
-    return report_sections(chosen, "peer", head, as_rows)
+def measured(titles: Mapping[str, str], arguments: Namespace) -> int:
+    """Measure sections (title by name) and print them; 0 if every cell meets its goal."""
+    scale = Scale(arguments.quick)
+    chosen = {name: Section(title, partial(MEASURE[name], scale)) for name, title in titles.items()}
+    return report(chosen, Benchmark("index", "peer", f"{scale}, on one core"), arguments)

@@ -7,7 +7,6 @@ that ship with the project in turn both ways, caches cleared before each run. Fi
 over the rounds.
 """
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -15,34 +14,31 @@ from pathlib import Path
 from statistics import median
 
 import httpx
-from rows import Row, as_json, as_table, machine
+from command_line import section_parser
+from report import Benchmark, Section, report
+from rows import Row
 
 from router.tools.up.demo.demo import ConversationTurn, Demo, Summary, conversations
 from router.tools.up.fleet import FleetPlan, LocalFleet
 
+SECTIONS = {"demo": "the conversations that ship with the project, both ways"}
 WORKERS = 3
 ROUNDS = 5
 QUICK_CONVERSATIONS, QUICK_TURNS = 4, 3
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a part of the workload, within 45 s")
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    arguments = parser.parse_args()
+    arguments = section_parser(__doc__, SECTIONS).parse_args()
     workload = conversations()
     if arguments.quick:
         workload = [turns[:QUICK_TURNS] for turns in workload[::2][:QUICK_CONVERSATIONS]]
-    rows = asyncio.run(measure(workload))
-    if arguments.json:
-        print(as_json(rows))
-    else:
-        requests = sum(len(turns) for turns in workload)
-        print(
-            f"{machine()}\n{WORKERS} workers, {len(workload)} conversations, {requests} requests, "
-        )
-        print(f"medians of {ROUNDS} interleaved runs\n\n{as_table(rows, 'round-robin')}")
-    return 0 if all(row.holds for row in rows) else 1
+    requests = sum(len(turns) for turns in workload)
+    scale = (
+        f"{WORKERS} workers, {len(workload)} conversations, {requests} requests, "
+        f"medians of {ROUNDS} interleaved runs"
+    )
+    section = Section(SECTIONS["demo"], lambda: asyncio.run(measure(workload)))
+    return report({"demo": section}, Benchmark("placement", "round-robin", scale), arguments)
 
 
 async def measure(workload: list[list[ConversationTurn]]) -> list[Row]:

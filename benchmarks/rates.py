@@ -13,19 +13,21 @@ Row `vLLM on CPU`: a captured half minute of a real one, where the truth is the 
 one request at a time.
 """
 
-import argparse
 import json
 import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import mean
 
 import numpy as np
 import numpy.typing as npt
+from command_line import section_parser
 from msgspec import Struct
-from rows import Row, as_json, as_table, machine
+from report import Benchmark, Section, report
+from rows import Row
 from timing import Bounded
 
 from router.config.core import make_core
@@ -44,6 +46,10 @@ from router.simulator.scenario import LoadSources, Scenario
 from router.simulator.simulation import SAMPLES, simulate
 from router.simulator.traces import Trace, TraceRequest
 
+SECTIONS = {
+    "simulated": "engines in virtual time, after 60 s and 5 min",
+    "captured": "half a minute of a real vLLM on the CPU",
+}
 SECONDS, OUTPUT_TOKENS, BLOCK_TOKENS = 300.0, 350, 512
 RANK = Rank(0, 0)
 POLLED = LoadSources(source="polled")
@@ -130,7 +136,7 @@ def _busy(outcomes: RequestResults) -> float:
     return float((busy_s[-1] - busy_s[0]) / (outcomes.sampled_s[len(busy_s) - 1] or 1.0))
 
 
-def simulated(seeds: int, *, verbose: bool) -> list[Row]:
+def simulated(seeds: int) -> list[Row]:
     """Two rows per source of what is learned and shape: after 60 s and after 5 min."""
     rows: list[Row] = []
     for shape in SHAPES:
@@ -144,14 +150,13 @@ def simulated(seeds: int, *, verbose: bool) -> list[Row]:
                 error = mean(each.errors[after_s] for each in found)
                 name = f"{shape.name}: {source}, {after_s} s"
                 rows.append(Bounded(name, 100 * error, 100 * goal, "%", 100 * goal, lower=True))
-            if verbose:
-                worst = max(each.errors[300] for each in found)
-                shown, busy = mean(e.shown[300] for e in found), mean(e.busy for e in found)
-                print(
-                    f"{shape.name}, {source}: busy {busy:.2f}, after 5 min: worst seed {worst:.2f},"
-                    f" error shown {shown:.2f}",
-                    file=sys.stderr,
-                )
+            worst = max(each.errors[300] for each in found)
+            shown, busy = mean(e.shown[300] for e in found), mean(e.busy for e in found)
+            print(
+                f"{shape.name}, {source}: busy {busy:.2f}, after 5 min: worst seed {worst:.2f},"
+                f" error shown {shown:.2f}",
+                file=sys.stderr,
+            )
     return rows
 
 
@@ -253,15 +258,13 @@ def _load(poll: dict[str, float]) -> EngineLoad:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two seeds")
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser = section_parser(__doc__, SECTIONS)
     parser.add_argument("--seeds", type=int, default=8)
     arguments = parser.parse_args()
     seeds = 2 if arguments.quick else arguments.seeds
-    rows = [*simulated(seeds, verbose=not arguments.json), *captured()]
-    print(as_json(rows) if arguments.json else f"{machine()}\n{as_table(rows, 'goal')}")
-    return 0 if all(row.holds for row in rows) else 1
+    measure = {"simulated": partial(simulated, seeds), "captured": captured}
+    chosen = {name: Section(SECTIONS[name], measure[name]) for name in arguments.only}
+    return report(chosen, Benchmark("rates", "goal", f"{seeds} seeds"), arguments)
 
 
 if __name__ == "__main__":

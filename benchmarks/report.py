@@ -1,13 +1,18 @@
-"""Sections of a benchmark, measured, printed and kept."""
+"""Sections of a benchmark, measured, printed and kept in `results`."""
 
+import argparse
 import json
+import os
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
-from rows import Row, as_json, as_table
+from rows import Row, as_json, as_table, machine
 from timing import margin
+
+RESULTS = Path(__file__).resolve().parent / "results"
 
 
 class Section(Struct, frozen=True):
@@ -17,20 +22,51 @@ class Section(Struct, frozen=True):
     measure: Callable[[], list[Row]]
 
 
-def report(sections: Mapping[str, Section], peer: str, head: Sequence[str], as_rows: bool) -> int:
-    """Measure sections and print them below the head; 0 if every row meets its goal."""
-    if not as_rows:
-        print("\n".join(head))
-    measured = {}
+class Benchmark(Struct, frozen=True):
+    """A benchmark as it is run. `name`: of its file in `results`; `scale`: what is measured.
+
+    `peer`: the heading of the column beside ours; `more_facts`: what else a reader has to know.
+    """
+
+    name: str
+    peer: str
+    scale: str
+    more_facts: Mapping[str, str] = {}
+
+    def facts(self) -> dict[str, object]:
+        """Return machine, commit, date and load as of now."""
+        return {
+            "machine": machine(),
+            **self.more_facts,
+            "commit": commit(),
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "scale": self.scale,
+            "load before": round(os.getloadavg()[0], 2),
+        }
+
+
+def report(
+    sections: Mapping[str, Section], benchmark: Benchmark, arguments: argparse.Namespace
+) -> int:
+    """Measure sections, print them and keep them if `--write` is given.
+
+    Returns 0 if every row meets its goal.
+    """
+    facts, measured = benchmark.facts(), {}
+    if not arguments.json:
+        print("\n".join(f"{name}: {value}" for name, value in facts.items()))
     for name, section in sections.items():
         rows = section.measure()
         if rows:
             measured[name] = rows
-            if not as_rows:
-                print(f"\n{name}: {section.title}\n{as_table(rows, peer)}", flush=True)
+            if not arguments.json:
+                table = as_table(rows, benchmark.peer)
+                print(f"\n{name}: {section.title}\n{table}", flush=True)
     every = [row for rows in measured.values() for row in rows]
     names = [name for name, rows in measured.items() for _ in rows]
-    print(as_json(every, names) if as_rows else _worst(measured))
+    print(as_json(every, names) if arguments.json else _worst(measured))
+    if arguments.write:
+        keep(benchmark.name, facts, measured)
     return 0 if all(row.holds for row in every) else 1
 
 
@@ -42,24 +78,26 @@ def _worst(measured: Mapping[str, list[Row]]) -> str:
     return "\n".join(lines)
 
 
-def keep(results: Path, facts: Mapping[str, object], found: Mapping[str, Sequence[Row]]) -> None:
-    """Write the rows of these sections, with where they were measured; those of others stay."""
-    kept = json.loads(results.read_text()) if results.exists() else {}
+def keep(name: str, facts: Mapping[str, object], found: Mapping[str, Sequence[Row]]) -> None:
+    """Write sections to `results`, each with its facts. Sections that were not measured stay."""
+    path = RESULTS / f"{name}.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    after = {"load after": round(os.getloadavg()[0], 2)}
     for section, rows in found.items():
         measured = json.loads(as_json(rows, [section] * len(rows)))
-        kept[section] = {**facts, "rows": measured}
-    results.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+        kept[section] = {**facts, **after, "rows": measured}
+    path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 
 
 def version_of(python: str) -> str:
-    """An interpreter, and its version."""
+    """Return the version of an interpreter, and its path."""
     shown = subprocess.run([python, "--version"], capture_output=True, text=True, check=True)
     return f"{shown.stdout.strip()}, {python}"
 
 
 def commit() -> str:
-    """The commit that is measured; + if files were changed since."""
+    """Return the commit that is measured, with + if files were changed since."""
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     here = Path(__file__).resolve().parent
-    told = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
-    return told.stdout.strip() or "unknown"
+    shown = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    return shown.stdout.strip() or "unknown"

@@ -12,7 +12,6 @@ the command, when the prompt is read. The HTTP part is what is between the bytes
 command, and between the reply and the bytes.
 """
 
-import argparse
 import asyncio
 import http.client
 import json
@@ -20,15 +19,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import CodeType, FrameType
 
 import msgspec
 import zmq
+from command_line import section_parser
 from events_processes import free_port, running_server
 from msgspec import Struct
-from rows import Row, as_json, as_table, machine
+from report import Benchmark, Section, report
+from rows import Row
 from timing import Bounded
 
 import router
@@ -325,22 +327,36 @@ def rows_of(road: Road, walks: list[Walk]) -> list[Row]:
     ]
 
 
+def rows_of_all(roads: Roads, requests: int, *, is_listed: bool) -> list[Row]:
+    """Return the rows of these roads. `is_listed`: print the functions of one walk of each."""
+    found, rows = walks_of(roads, requests), []
+    for road in roads.roads:
+        walks = found[road.name]
+        rows += rows_of(road, walks)
+        if is_listed:
+            print("\n".join(f"{file:<45}{name}" for file, name in walks[-1].calls), "\n")
+    return rows
+
+
+SECTIONS: dict[str, tuple[str, Roads]] = {
+    "http": ("the life of a booking over HTTP", LIFE_CYCLE),
+    "event": ("an event, from an engine's socket to the tree", EVENT),
+    "nats": ("the life of a booking over NATS", NATS_LIFE_CYCLE),
+}
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer requests and events")
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser = section_parser(__doc__, SECTIONS)
     parser.add_argument("--list", action="store_true", help="print the functions of one of each")
     arguments = parser.parse_args()
-    rows: list[Row] = []
-    for roads in (LIFE_CYCLE, EVENT, NATS_LIFE_CYCLE):
-        found = walks_of(roads, QUICK_REQUESTS if arguments.quick else REQUESTS)
-        for road in roads.roads:
-            walks = found[road.name]
-            rows += rows_of(road, walks)
-            if arguments.list:
-                print("\n".join(f"{file:<45}{name}" for file, name in walks[-1].calls), "\n")
-    print(as_json(rows) if arguments.json else f"{machine()}\n{as_table(rows, 'goal')}")
-    return 0 if all(row.holds for row in rows) else 1
+    requests = QUICK_REQUESTS if arguments.quick else REQUESTS
+    chosen = {
+        name: Section(title, partial(rows_of_all, roads, requests, is_listed=arguments.list))
+        for name, (title, roads) in SECTIONS.items()
+        if name in arguments.only
+    }
+    scale = f"medians of {requests} requests or events each"
+    return report(chosen, Benchmark("road-calls", "goal", scale), arguments)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--split", choices=SPLITS, default="look", help="of physics")
     made.add_argument("--jobs", type=int, default=2, help="processes")
     made.add_argument("--journal", type=Path, help="what is over, a line a replay")
-    made.add_argument("--write", action="store_true", help=f"into {RESULTS.name}/ as well")
     return made
 
 

@@ -9,16 +9,14 @@ both the same 280,000 blocks of 16 workers. `--write` keeps the rows, in
 and looks at its memory.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from command_line import section_parser
 from conformance.environments import base_python
-from report import Section, commit, keep, report, version_of
-from rows import Row, machine
+from report import Benchmark, Section, report, version_of
+from rows import Row
 from service_features import feature_rows
 from service_limits import fleet_rows, ingest_rows, overload_rows, query_rows, soaked
 from service_rows import (
@@ -50,40 +48,22 @@ SECTIONS: dict[str, tuple[str, Callable[[Servers, ServiceScale], list[Row]]]] = 
 QUICK = ("cycle", "client", "httpx", "json")
 """Those that end within 45 s together; each of the others starts services of its own or is long."""
 
-RESULTS = Path(__file__).resolve().parent / "results" / "service-cycle.json"
-
 
 def main() -> int:
     parser = section_parser(__doc__, SECTIONS)
     parser.set_defaults(only=None)
-    parser.add_argument("--write", action="store_true", help=f"into {RESULTS.name} as well")
     parser.add_argument("--soak", type=float, metavar="SECONDS")
     arguments = parser.parse_args()
     scale = ServiceScale(arguments.quick)
-    facts = {
-        "machine": machine(),
-        "interpreter of both": version_of(base_python()),
-        "commit": commit(),
-        "load before": os.getloadavg()[0],
-    }
-    found: dict[str, list[Row]] = {}
     with Servers() as servers:
         if arguments.soak is not None:
             return soaked(servers, arguments.soak)
-
-        def measured(name: str) -> list[Row]:
-            found[name] = SECTIONS[name][1](servers, scale)
-            return found[name]
-
         chosen = {
-            name: Section(SECTIONS[name][0], partial(measured, name))
+            name: Section(SECTIONS[name][0], partial(SECTIONS[name][1], servers, scale))
             for name in arguments.only or (QUICK if arguments.quick else SECTIONS)
         }
-        head = [", ".join(f"{name} {value}" for name, value in facts.items()), str(scale)]
-        status = report(chosen, "peer", head, arguments.json)
-    if arguments.write:
-        keep(RESULTS, {**facts, "load after": os.getloadavg()[0], "scale": str(scale)}, found)
-    return status
+        facts = {"interpreter of both": version_of(base_python())}
+        return report(chosen, Benchmark("service-cycle", "peer", str(scale), facts), arguments)
 
 
 if __name__ == "__main__":

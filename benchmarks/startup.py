@@ -6,13 +6,11 @@ Real processes, started one after the other, kernels compiled before. Beside `kv
 stands `python -m dynamo.select_service` of PyPI's `ai-dynamo-runtime`; goals are ours alone.
 """
 
-import os
 import sys
 from functools import partial
 
 from command_line import section_parser
-from report import Section, report
-from rows import machine
+from report import Benchmark, Section, report
 from startup_rows import MEASURE, StartupScale
 
 SECTIONS = {
@@ -25,11 +23,10 @@ SECTIONS = {
 def main() -> int:
     arguments = section_parser(__doc__, SECTIONS).parse_args()
     scale = StartupScale(arguments.quick)
-    head = [f"{machine()}, load {os.getloadavg()[0]:.1f} before", str(scale)]
     chosen = {
         name: Section(SECTIONS[name], partial(MEASURE[name], scale)) for name in arguments.only
     }
-    return report(chosen, "peer", head, arguments.json)
+    return report(chosen, Benchmark("startup", "peer", str(scale)), arguments)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ the same libraries: the template is rendered, and the whole text encoded.
 
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -22,8 +21,8 @@ from tempfile import TemporaryDirectory
 
 from command_line import section_parser
 from msgspec import Struct
-from report import Section, report
-from rows import Row, machine
+from report import Benchmark, Section, report
+from rows import Row
 from timing import alternate
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -146,7 +145,6 @@ def prompts(world: World, scale: Scale) -> list[Row]:
 def main() -> int:
     arguments = section_parser(__doc__, SECTIONS).parse_args()
     scale = Scale(arguments.quick)
-    head = [f"{machine()}, load {os.getloadavg()[0]:.1f} before", str(scale)]
     measure = {"conversations": conversations, "prompts": prompts}
     with TemporaryDirectory() as folder:
         world = World(Path(folder))
@@ -154,7 +152,7 @@ def main() -> int:
             name: Section(SECTIONS[name], partial(measure[name], world, scale))
             for name in arguments.only
         }
-        return report(chosen, "whole", head, arguments.json)
+        return report(chosen, Benchmark("tokenizing", "whole", str(scale)), arguments)
 
 
 if __name__ == "__main__":
