@@ -10,13 +10,13 @@ is the best of a grid. `--journal FILE` goes on where a run with the same code w
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from command_line import section_parser
 from msgspec import json, to_builtins
 from msgspec.structs import replace
-from rows import Row, as_json, as_table, machine
+from report import RESULTS, Benchmark, keep
+from rows import as_json, as_table, machine
 from scheduling_agents import agents_cases, agents_rows, rollouts_cases, rollouts_rows
 from scheduling_physics import QUICK, physics_cases, physics_rows
 from scheduling_runs import append_to_journal, read_journal, run_all
@@ -24,7 +24,9 @@ from scheduling_sections import SECTIONS, SPEEDS, WORKLOAD_NAMES, Found, Plan, S
 
 from router.simulator.physics import PHYSICS
 
-RESULTS = Path(__file__).with_name("results")
+NAME = "scheduling"
+"""Of its results: rows in one file, replays in a file for each section."""
+
 ALL = {
     **SECTIONS,
     "physics": Section(physics_cases, physics_rows),
@@ -38,13 +40,25 @@ SPLITS = {"look": (1, 0), "release": (2, 1_000)}
 def main() -> int:
     arguments = parser().parse_args()
     plan = planned(arguments)
+    facts = benchmark(plan).facts()
     found = replayed(plan, arguments)
     rows = {name: list(ALL[name].rows(plan, found)) for name in arguments.only}
-    for name in arguments.only if arguments.write else ():
-        write(name, rows[name], {case: found[case] for case in ALL[name].cases(plan, found)})
+    if arguments.write:
+        keep(NAME, facts, rows)
+        for name in arguments.only:
+            write(name, {case: found[case] for case in ALL[name].cases(plan, found)})
     every = [row for each in rows.values() for row in each]
     print(as_json(every) if arguments.json else f"{machine()}\n{as_table(every, 'other')}")
     return 0 if all(row.holds for row in every) else 1
+
+
+def benchmark(plan: Plan) -> Benchmark:
+    """Return the benchmark with this plan, in words."""
+    requests = "all requests" if plan.requests is None else f"the first {plan.requests:,} requests"
+    speeds = ", ".join(f"{speed:g}" for speed in plan.speeds)
+    half = "second" if plan.half == 2 else "first"
+    scale = f"{requests}, {plan.seeds} seeds, speeds {speeds}; physics: the {half} half of the trace"
+    return Benchmark(NAME, "other", scale)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -112,15 +126,14 @@ def replayed(plan: Plan, arguments: argparse.Namespace) -> Found:
     return found
 
 
-def write(section: str, rows: Sequence[Row], found: Found) -> None:
-    """Rows for people, and every replay for programs. Traces are named without their folders."""
+def write(section: str, found: Found) -> None:
+    """Write every replay of a section. Traces are named without their folders."""
     replays = [
         {**to_builtins(case), "source": Path(case.source).name, **to_builtins(summary)}
         for case, summary in found.items()
     ]
-    file = RESULTS / f"scheduling-{section}"
-    file.with_suffix(".json").write_bytes(json.format(json.encode(replays), indent=1) + b"\n")
-    file.with_suffix(".txt").write_text(f"{machine()}\n{as_table(rows, 'other')}\n")
+    file = RESULTS / f"{NAME}-{section}.json"
+    file.write_bytes(json.format(json.encode(replays), indent=1) + b"\n")
 
 
 if __name__ == "__main__":

@@ -2,16 +2,20 @@
 
     PYTHONPATH=.:benchmarks:docs/scripts python docs/scripts/made.py
 
-A whole file, or in a file written by hand what stands between `<!-- made: NAME -->` and
-`<!-- end -->`. A test holds all of it in step.
+A whole file, from a template with figures (`figures`) or by a function; or in a file written by hand
+what stands between `<!-- made: NAME -->` and `<!-- end -->`. A test holds all of it in step. Results
+that are older than the code they measure are listed.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
+import figures
 import licences
 import pictures
 import policy_settings
+import results_page
 import security_tables
 import wire_reference
 
@@ -20,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 WHOLE: Mapping[str, Callable[[], str]] = {
     "THIRD_PARTY.md": licences.third_party,
     "docs/wire.md": wire_reference.wire,
+    "benchmarks/results/README.md": results_page.page,
+    **{path: partial(figures.document, path) for path in figures.templates()},
     **{f"docs/pictures/{name}.svg": make for name, make in pictures.PICTURES.items()},
 }
 """Files by path."""
@@ -56,6 +62,8 @@ def main() -> None:
     for path in PATHS:
         (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / path).write_text(as_made(path))
+    for line in results_page.behind():
+        print(line)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,122 @@
+"""Figures of documents: measured ones come from benchmarks/results, limits from the code.
+
+A document with figures is made from a template of the same name in docs/templates:
+
+    {{ row("forward", "latency", "beside vllm-router").ours | n }} µs      a row of a result
+    {{ total("conformance", "ours", "right") }}                            a total of a result
+    {{ code("router.discovery.worker_verdicts:GONE_S") | n }} s            a limit or a default
+    {{ given("70 B") }}                                                    a condition, not a finding
+"""
+
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from msgspec import Struct
+
+ROOT = Path(__file__).parents[2]
+TEMPLATES = ROOT / "docs" / "templates"
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+class Figure(Struct, frozen=True):
+    """A row of a result. `ratio`: ours to the peer's, or as the benchmark defines it."""
+
+    ours: float
+    peer: float
+    ratio: float
+    goal: float
+    holds: bool
+
+
+def row(result: str, section: str, name: str) -> Figure:
+    """Return the one row of a section whose name matches. Raises LookupError without exactly one.
+
+    `name`: as in the result; `*` stands for anything.
+    """
+    rows = _read(result)[section]["rows"]
+    found = [each for each in rows if fnmatchcase(each["name"], name)]
+    if len(found) != 1:
+        names = ", ".join(each["name"] for each in rows)
+        raise LookupError(
+            f"{result}, {section}: {len(found)} rows match {name!r} (there are: {names})"
+        )
+    return Figure(**{field: found[0][field] for field in Figure.__struct_fields__})
+
+
+def total(result: str, *path: str) -> Any:
+    """Return a value of `totals` of a result. Raises KeyError if there is none."""
+    found = _read(result)["totals"]
+    for key in path:
+        found = found[key]
+    return found
+
+
+def scored() -> int:
+    """Return the number of scenarios of `conformance` that can be right or wrong."""
+    return sum(total("conformance", "ours", key) for key in ("right", "said", "wrong"))
+
+
+def facts(result: str, section: str) -> str:
+    """Return machine, commit, date and load of a section, as text."""
+    known = _read(result)[section]
+    load = f"load {known['load before']:.1f} before and {known['load after']:.1f} after"
+    parts = [known["machine"], f"commit {known['commit']}", known.get("date"), known["scale"], load]
+    return "; ".join(part for part in parts if part)
+
+
+def code(name: str) -> Any:
+    """Return a constant (`module:NAME`), or a default (`module:Class.field`)."""
+    module, _, path = name.partition(":")
+    owner, _, field = path.partition(".")
+    found = getattr(import_module(module), owner)
+    if not field:
+        return found
+    return dict(zip(found.__struct_fields__[::-1], found.__struct_defaults__[::-1], strict=False))[
+        field
+    ]
+
+
+def given(text: str) -> str:
+    """Return a condition of a measurement or an example, which nothing measures."""
+    return text
+
+
+def number(value: float, digits: int = 0) -> str:
+    """Return a number with commas."""
+    return f"{value:,.{digits}f}"
+
+
+@cache
+def _read(result: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads((RESULTS / f"{result}.json").read_text())
+    return found
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        comment_start_string="{##",
+        comment_end_string="##}",
+        autoescape=False,  # noqa: S701  Markdown, from files of this repository alone
+    )
+    made.globals.update(row=row, total=total, scored=scored, facts=facts, code=code, given=given)
+    made.filters["n"] = number
+    return made
+
+
+def templates() -> list[str]:
+    """Return the paths of the documents that have a template."""
+    return sorted(str(path.relative_to(TEMPLATES)) for path in TEMPLATES.rglob("*.md"))
+
+
+def document(path: str) -> str:
+    """Return the content of a document, made from its template."""
+    return _environment().from_string((TEMPLATES / path).read_text()).render()
