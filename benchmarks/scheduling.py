@@ -57,7 +57,8 @@ def benchmark(plan: Plan) -> Benchmark:
     requests = "all requests" if plan.requests is None else f"the first {plan.requests:,} requests"
     speeds = ", ".join(f"{speed:g}" for speed in plan.speeds)
     half = "second" if plan.half == 2 else "first"
-    scale = f"{requests}, {plan.seeds} seeds, speeds {speeds}; physics: the {half} half of the trace"
+    half = f"physics: the {half} half of the trace"
+    scale = f"{requests}, {plan.seeds} seeds, speeds {speeds}; {half}"
     return Benchmark(NAME, "other", scale)
 
 

@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 UNIT = r"(?:µs|ms|s|×|%|MB|GB|B|M blocks/s|cycles/s|per second|a second)"
-FIGURE = re.compile(rf"(?<![\w.#/`-])\d[\d,.]*(?:\s*(?:to|–|/|and|;)\s*\d[\d,.]*)*\s?{UNIT}(?![\w])")
+NUMBERS = r"\d[\d,.]*(?:\s*(?:to|–|/|and|;)\s*\d[\d,.]*)*"
+FIGURE = re.compile(rf"(?<![\w.#/`-]){NUMBERS}\s?{UNIT}(?![\w])")
 OUTPUT = re.compile(r"^```.*?^```", re.M | re.S)
 """What commands print is an example."""
 
