@@ -9,7 +9,6 @@ every request; the peers take turns among engines, and decide nothing. Where oth
 `results/forward.json`.
 """
 
-import os
 import sys
 from functools import partial
 
@@ -45,10 +44,7 @@ def main() -> int:
     parser.set_defaults(only=None)
     arguments = parser.parse_args()
     scale = Scale(arguments.quick)
-    facts = {
-        "interpreter of ours": version_of(base_python()),
-        "scheduler": "SCHED_FIFO" if os.sched_getscheduler(0) == os.SCHED_FIFO else "usual",
-    }
+    facts = {"interpreter of ours": version_of(base_python())}
     chosen = {
         name: Section(SECTIONS[name], partial(MEASURE[name], scale))
         for name in arguments.only or (QUICK if arguments.quick else SECTIONS)

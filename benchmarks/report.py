@@ -35,9 +35,11 @@ class Benchmark(Struct, frozen=True):
 
     def facts(self) -> dict[str, object]:
         """Return machine, commit, date and load as of now."""
+        is_usual = os.sched_getscheduler(0) == os.SCHED_OTHER
         return {
             "machine": machine(),
             **self.more_facts,
+            "scheduler": "usual" if is_usual else "real time: other work is kept off",
             "commit": commit(),
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "scale": self.scale,
