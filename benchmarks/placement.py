@@ -19,7 +19,7 @@ from report import Benchmark, Section, report
 from rows import Row
 
 from router.tools.up.demo.demo import ConversationTurn, Demo, Summary, conversations
-from router.tools.up.fleet import FleetPlan, LocalFleet
+from router.tools.up.fleet import FleetPlan, reference_fleet
 
 SECTIONS = {"demo": "the conversations that ship with the project, both ways"}
 WORKERS = 3
@@ -46,7 +46,7 @@ async def measure(workload: list[list[ConversationTurn]]) -> list[Row]:
         plan = FleetPlan(
             directory=Path(directory), workers=WORKERS, dp_size=1, num_blocks=2048, router_port=0
         )
-        fleet = LocalFleet(plan)
+        fleet = reference_fleet(plan)
         async with fleet.running(lambda text: print(text, file=sys.stderr)):
             await fleet.until_ready()
             async with httpx.AsyncClient(timeout=60) as client:
