@@ -58,7 +58,7 @@ def margin(row: Row) -> float:
         return math.inf
     if isinstance(row, Bounded):
         return row.goal / row.ours if row.lower else row.ours / row.goal
-    return row.ratio / row.goal
+    return row.goal / row.ratio if row.lower else row.ratio / row.goal
 
 
 def alternate(
