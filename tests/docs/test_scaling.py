@@ -23,6 +23,7 @@ def test_queries_of_scalers_have_results(trigger):
     assert row is not None
     assert labels <= set(row[1].split(", "))
     assert (trigger["metricType"], trigger["metadata"]["threshold"]) == ("AverageValue", "1")
+    assert trigger["metadata"]["ignoreNullValues"] == "false"  # unknown is not 0
 
 
 def test_signals_that_the_page_explains_exist():
