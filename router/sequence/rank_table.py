@@ -73,7 +73,11 @@ PLACED_AT = 37  # number of its scope's placements at the last one on this rank
 # Promises, written by the tracker.
 PROMISED_TOKENS_PER_S = 38  # Σ 1 / time per output token promised to requests booked here
 
-RANK_COLUMNS = 39
+# Prompts, written by the tracker: sums over all reported complete.
+COMPLETED_TOKENS = 39  # computed for them
+COMPLETED_CONTEXTS = 40  # their attention work
+
+RANK_COLUMNS = 41
 
 FIRST_CAPACITY = 16
 

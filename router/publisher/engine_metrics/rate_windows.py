@@ -14,6 +14,7 @@ whether the engine was idle in between. The time of a prompt that ended contains
 computed with it: a first guess, until there are windows.
 """
 
+import math
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -29,6 +30,12 @@ _TOLERANCE_S = 0.5
 
 _MOST_WINDOW_S = 10.0
 """The length at which a window ends amid prompts."""
+
+_MOST_OPEN = 0.5
+"""The tokens of prompts in work at the ends of a window, relative to its own, above which these are
+not known well enough. Any part of them may have been computed in it: at this limit, the standard
+error of a number between 0 and all of them is 0.5 / √12 = 0.15, the error of a WALL.
+"""
 
 _MOST_GAP_S = 2.5
 """The time between two polls after which the work in between is unknown."""
@@ -136,7 +143,15 @@ class RateWindows:
 
     def _is_clear(self, seen: WorkSeen) -> bool:
         """Return whether no prompt is in work. Prompts that were aborted stay in the difference."""
-        return seen.admitted_tokens - seen.prompt_tokens <= self._aborted_tokens
+        return self._in_work(seen) <= 0
+
+    def _in_work(self, seen: WorkSeen) -> int:
+        """Return the tokens of prompts in work, as far as they are not known to be aborted."""
+        return seen.admitted_tokens - seen.prompt_tokens - self._aborted_tokens
+
+    def _open_tokens(self, *ends: WorkSeen) -> float:
+        """Return the tokens of prompts in work at both ends of a window, as independent errors."""
+        return math.hypot(*(max(self._in_work(end), 0) for end in ends))
 
     def _end(self, window: _Began, seen: WorkSeen, elapsed_s: float, kind: int) -> None:
         """Add a window to the sums of its kind, if its duration is known."""
@@ -147,6 +162,8 @@ class RateWindows:
         counted = seen.prompt_tokens - began.prompt_tokens
         underway = seen.admitted_tokens - began.admitted_tokens - counted
         felt_s = steps * (seen.outputs_s - began.outputs_s) / outputs
+        if self._open_tokens(began, seen) > _MOST_OPEN * max(counted + underway / 2, 0.0):
+            return
         if felt_s >= _LEAST_FELT * elapsed_s:
             tokens = max(round(counted + underway / 2), 0)
             self._guesses_left -= tokens > 0 < self._guesses_left

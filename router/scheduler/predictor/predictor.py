@@ -29,6 +29,8 @@ from router.sequence.rank_table import (
     BASE_S,
     BURSTS,
     CHUNK_TOKENS,
+    COMPLETED_CONTEXTS,
+    COMPLETED_TOKENS,
     CONTEXT_S,
     FOREIGN_REQUESTS,
     FOREIGN_TOKENS,
@@ -127,8 +129,9 @@ class Predictor:
             return
         model_name, learning = known
         model = self._models[model_name]
-        learning.record_report(report, now_s)
         row = self._table.row(rank)
+        completed = (float(row[COMPLETED_TOKENS]), float(row[COMPLETED_CONTEXTS]))
+        learning.record_report(report, now_s, completed)
         if learning.has_taught:
             model.untaught.pop(rank, None)
             _write_rates(row, learning)

@@ -12,7 +12,7 @@ from router.scheduler.predictor._rates_kernel import slowness
 from router.scheduler.predictor.busy_clock import BusyClock
 from router.scheduler.predictor.first_tokens import GUARDED, FirstTokens
 from router.scheduler.predictor.rates import NOMINAL_S, Noise, Prior, Rates, Vector, work_of
-from router.scheduler.predictor.traffic import Excess, Traffic
+from router.scheduler.predictor.traffic import Excess, PromptContexts, Traffic
 from router.scheduler.predictor.warm_up import WarmUp
 from router.sequence.active.tracker import FirstToken
 
@@ -197,6 +197,7 @@ class RankModel:
     __slots__ = (
         "_burst_s",
         "_clock",
+        "_contexts",
         "_first_tokens",
         "_last_seen_s",
         "_report",
@@ -223,6 +224,7 @@ class RankModel:
         self._burst_s = -math.inf
         self._warm_up = WarmUp()
         self._clock = BusyClock()
+        self._contexts = PromptContexts()
         self.work = np.ones(len(NOMINAL_S))
         self.slow_until_s = now_s + SLOW_START_S
         self._report: AnyReport | None = None
@@ -247,8 +249,13 @@ class RankModel:
         """The most tokens of one step; None if the rank does not report it."""
         return None if self._report is None else self._report.constants.chunk_tokens
 
-    def record_report(self, report: AnyReport, now_s: float) -> None:
-        """Learn from the work counted since the last report."""
+    def record_report(
+        self, report: AnyReport, now_s: float, completed: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
+        """Learn from the work counted since the last report.
+
+        `completed`: the tokens computed for prompts that we booked there, and their attention work.
+        """
         before, elapsed_s = self._report, max(now_s - self._last_seen_s, 0.0)
         self._report, self._last_seen_s = report, now_s
         is_new = before is None or is_new_life(before, report)
@@ -271,11 +278,25 @@ class RankModel:
         else:
             self._fade(elapsed_s if _is_at_work(report) else 0.0, elapsed_s)
             self._end_burst(is_idle=not _is_at_work(report))
-            for each in timed_since(before, report):
-                self._learn(work_of(each.work), each.work.busy_s, now_s, each.error)
+            self._learn_timed(timed_since(before, report), now_s, completed)
             self.learn_first_tokens(now_s)
         if not is_new:
             self.traffic.add(counted, self._prefill_s(counted), elapsed_s)
+
+    def _learn_timed(
+        self, timed: list[TimedWork], now_s: float, completed: tuple[float, float]
+    ) -> None:
+        """Learn from work with a known duration, with the contexts of our own prompts."""
+        if not timed:
+            return
+        self._contexts.note(*completed)
+        mean_tokens = self._contexts.mean_tokens
+        for each in timed:
+            work = each.work
+            if mean_tokens is not None and self.counts_contexts:
+                contexts = work.prefill_tokens * mean_tokens
+                work = structs.replace(work, prefill_token_contexts=contexts)
+            self._learn(work_of(work), work.busy_s, now_s, each.error)
 
     def _busy_s(
         self,

@@ -62,6 +62,28 @@ class Traffic:
         self._prefill_s = self._prefill_s * kept + prefill_s
 
 
+class PromptContexts:
+    """The mean context of the prompt tokens that were computed last, by the router's own bookings.
+
+    `mean_tokens`: None until a prompt was complete. Engines count no contexts. Those of prompts
+    differ a hundredfold, and those of other prompts would make the attention look cheaper than it
+    is: an error in the amount of work always does.
+    """
+
+    __slots__ = ("_completed", "mean_tokens")
+
+    def __init__(self) -> None:
+        self._completed = (0.0, 0.0)
+        self.mean_tokens: float | None = None
+
+    def note(self, tokens: float, contexts: float) -> None:
+        """Compare the sums of all completed prompts with those at the last call."""
+        before_tokens, before_contexts = self._completed
+        self._completed = (tokens, contexts)
+        if tokens > before_tokens:
+            self.mean_tokens = (contexts - before_contexts) / (tokens - before_tokens)
+
+
 class Excess:
     """The lasting difference between an engine's reports and our bookings, in either direction.
 

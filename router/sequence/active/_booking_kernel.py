@@ -38,7 +38,6 @@ from router.sequence.active._booking_steps import (
     ARRIVED_REQUESTS,
     ARRIVED_TOKENS,
     ASSUMED_COMPLETE,
-    BESIDE,
     BLOCK_SIZE,
     BOOKED_S,
     COMPLETE,
@@ -72,7 +71,6 @@ from router.sequence.active._booking_steps import (
     SLOT,
     SLOT_OWN_BLOCKS,
     STAGE,
-    TOKEN_S,
     UNSHARED_TOKENS,
     append,
     booked,
@@ -83,8 +81,10 @@ from router.sequence.active._booking_steps import (
     leave_queue,
     mark_complete,
     note_beside,
+    note_completed,
     note_first_token,
     note_report,
+    note_waited,
     prefill_s,
     remove,
     reusable_tokens,
@@ -181,12 +181,10 @@ def complete(
     """Record that the prompt of a booking is complete, and renew its expiry."""
     trie, bookings = trie_at(state), rows_of(state, BOOKINGS, BOOKING_COLUMNS)
     expire_later(state, bookings, booking, expires_s)
-    figures = booked(state)[booking]
-    is_first = bookings[booking, STAGE] != COMPLETE and not np.isnan(figures[BESIDE])
-    if is_first and not in_batch:
-        figures[TOKEN_S] = now_s - figures[BOOKED_S]
-        if ranks[bookings[booking, SLOT], table.TRUST_WEIGHT] >= 1.0:
-            note_first_token(state, bookings, booking, -1)
+    if bookings[booking, STAGE] != COMPLETE:
+        note_completed(state, ranks, bookings, booking)
+        if not in_batch:
+            note_waited(state, trie, ranks, bookings, booking, now_s)
     mark_complete(state, trie, bookings, booking, now_s)
     note_report(state, trie, bookings, booking, now_s, in_batch)
     write_load(state, trie, ranks, bookings[booking, SLOT])

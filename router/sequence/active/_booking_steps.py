@@ -213,6 +213,30 @@ def note_beside(state: Ints, rank: Floats, load: Ints, booking: int) -> None:
 
 
 @device
+def note_completed(state: Ints, ranks: Floats, bookings: Ints, booking: int) -> None:
+    """Add a prompt that is complete to the sums of its rank."""
+    row = ranks[bookings[booking, SLOT]]
+    row[table.COMPLETED_TOKENS] += bookings[booking, UNSHARED_TOKENS]
+    row[table.COMPLETED_CONTEXTS] += booked(state)[booking, CONTEXTS]
+
+
+@device
+def note_waited(
+    state: Ints, trie: Trie, ranks: Floats, bookings: Ints, booking: int, now_s: float
+) -> None:
+    """Note the time to a first token if no other prompt was ahead, and none is behind.
+
+    The step that ends a prompt also computes as much as has room of the prompts behind it.
+    """
+    row, figures = bookings[booking], booked(state)[booking]
+    is_last = trie.slots[row[SLOT], ACTIVE_PREFILL_TOKENS] <= row[PREFILL_TOKENS]
+    if is_last and not np.isnan(figures[BESIDE]):
+        figures[TOKEN_S] = now_s - figures[BOOKED_S]
+        if ranks[row[SLOT], table.TRUST_WEIGHT] >= 1.0:
+            note_first_token(state, bookings, booking, -1)
+
+
+@device
 def note_first_token(state: Ints, bookings: Ints, booking: int, cached_tokens: int) -> None:
     """Keep the time to the first token of a prompt that had no other ahead of it, once.
 

@@ -92,11 +92,19 @@ def test_a_window_begins_without_prompts_if_it_can():
 def test_half_of_a_prompt_in_work_belongs_to_a_window_that_never_is_without():
     windows, seen = warm(), WorkSeen(is_working=True)
     for second in range(11):
-        windows.take(underway(seen, 9_000 if second == 10 else 3_000), float(second))
+        windows.take(underway(seen, 5_000 if second == 10 else 1_000), float(second))
         seen = plus(seen)
-    assert works(windows)[WALL].prefill_tokens == 13_000
+    assert works(windows)[WALL].prefill_tokens == 12_000
     assert works(windows)[WALL].busy_s == 10.0
     assert works(windows)[CLEAR] == LoadCounters()
+
+
+def test_a_window_amid_a_prompt_longer_than_itself_is_not_used():
+    windows, seen = warm(), WorkSeen(is_working=True)
+    for second in range(31):
+        windows.take(underway(seen, 100_000), float(second))
+        seen = plus(seen)
+    assert works(windows)[WALL] == LoadCounters()
 
 
 def test_tokens_of_aborted_prompts_do_not_count_as_work():

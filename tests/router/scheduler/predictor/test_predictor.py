@@ -23,6 +23,8 @@ from router.sequence.active.tracker import FirstToken
 from router.sequence.rank_table import (
     BASE_S,
     CHUNK_TOKENS,
+    COMPLETED_CONTEXTS,
+    COMPLETED_TOKENS,
     CONTEXT_S,
     DECODE_S,
     FOREIGN_REQUESTS,
@@ -140,11 +142,26 @@ def test_polled_loads_teach_their_timed_work_alone():
     assert_predicts(fleet.rates(1), LARGE_S, rel=0.1)
 
 
+def test_attention_of_polled_engines_is_learned_by_the_contexts_of_our_prompts():
+    """Engines count no contexts, and estimate those of all prompts alike."""
+    fleet, done_before = Fleet(1), np.zeros(5)
+    engine = fleet.engines[1]
+    for _ in range(200):
+        engine.work(mixed_second(fleet.random))
+        fleet.now_s += 1
+        fleet.row(1)[[COMPLETED_TOKENS, COMPLETED_CONTEXTS]] += (engine.done - done_before)[1:3]
+        done_before = engine.done.copy()
+        estimated = 15_000.0 * engine.done[1]
+        work = replace(engine.report().counters, prefill_token_contexts=estimated)
+        fleet.predictor.observe(polled(engine, TimedWork(work, 0.05)), fleet.now_s)
+    assert fleet.row(1)[CONTEXT_S] == pytest.approx(LARGE_S[2], rel=0.1)
+
+
 @pytest.mark.parametrize("times", [0.3, 3.0])
 def test_busy_time_that_contradicts_the_clock_is_corrected(times):
     fleet = Fleet(1, 2)
     fleet.engines[1].gauges = BUSY
-    for _ in range(180):
+    for _ in range(400):
         for worker_id, reported in ((1, times), (2, 1.0)):
             done = mixed_second(fleet.random)
             fleet.engines[worker_id].work(done, reported)

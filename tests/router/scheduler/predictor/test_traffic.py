@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.protocol.loads import LoadCounters
-from router.scheduler.predictor.traffic import MEMORY_S, Excess, Traffic
+from router.scheduler.predictor.traffic import MEMORY_S, Excess, PromptContexts, Traffic
 
 COUNTED = LoadCounters(
     requests_received=4,
@@ -14,6 +14,18 @@ COUNTED = LoadCounters(
     cached_tokens=1_000,
     prefill_tokens=4_000,
 )
+
+
+def test_contexts_are_those_of_the_prompts_since():
+    contexts = PromptContexts()
+    contexts.note(0.0, 0.0)
+    assert contexts.mean_tokens is None
+    contexts.note(1_000.0, 500_000.0)
+    assert contexts.mean_tokens == 500.0
+    contexts.note(1_000.0, 500_000.0)
+    assert contexts.mean_tokens == 500.0
+    contexts.note(3_000.0, 8_500_000.0)
+    assert contexts.mean_tokens == 4_000.0
 
 
 def test_no_requests_is_no_traffic():

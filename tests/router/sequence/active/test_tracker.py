@@ -13,6 +13,8 @@ from router.sequence.active.errors import DuplicateReservationError, Reservation
 from router.sequence.active.prompt import Prompt
 from router.sequence.active.tracker import FirstToken, InferredPrefillEnd, Tracker
 from router.sequence.rank_table import (
+    COMPLETED_CONTEXTS,
+    COMPLETED_TOKENS,
     DECODE_BLOCKS,
     PREFILL_TOKENS,
     QUEUED_TOKENS,
@@ -52,7 +54,7 @@ def test_writes_the_load_of_each_rank_where_decisions_read_it():
     tracker.add_output_blocks("x", 1, None, 1.0)
     assert (row[PREFILL_TOKENS], row[DECODE_BLOCKS]) == (0, 4)
     tracker.free("x", 2.0)
-    assert not row.any()
+    assert not row[:COMPLETED_TOKENS].any()
 
 
 def queued(tracker, table):
@@ -121,6 +123,28 @@ def test_prompts_behind_another_tell_nothing():
     assert tracker.take_first_tokens() == []
     tracker.prefill_complete("x", 1.7)
     assert [rank for rank, _ in tracker.take_first_tokens()] == [A]
+
+
+def test_prompts_before_another_tell_nothing():
+    """Their last step may have computed a part of the other."""
+    tracker = first_tokens()
+    tracker.book("x", A, prompt(10), now_s=1.0)
+    tracker.book("y", A, prompt(10, first=50), now_s=1.1)
+    tracker.prefill_complete("x", 1.5)
+    tracker.prefill_complete("y", 1.7)
+    assert tracker.take_first_tokens() == []
+
+
+def test_prompts_reported_complete_add_up():
+    tracker, table = of_two_ranks(100.0)
+    row = table.values[table.slot(A)]
+    tracker.book("x", A, prompt(10, overlap_blocks=1), now_s=1.0)
+    tracker.book("y", A, prompt(10, first=50), now_s=1.0)
+    assert row[COMPLETED_TOKENS] == 0
+    for request_id in ("x", "y", "x"):
+        tracker.prefill_complete(request_id, 2.0, in_batch=request_id == "y")
+    assert row[COMPLETED_TOKENS] == 6 + 10
+    assert row[COMPLETED_CONTEXTS] == 6 * 7 + 10 * 5
 
 
 def test_first_tokens_that_do_not_show_the_engine_alone_are_not_kept():
