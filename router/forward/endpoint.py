@@ -207,7 +207,5 @@ def _authorization(config: ForwardConfig) -> bytes | None:
     """
     path = config.engines.engine_token_file
     if path:
-        access = HttpAccess(token_file=path)
-        header: str = access.options("engine")["headers"]["authorization"]
-        return header.encode()
+        return HttpAccess(token_file=path).headers("engine")["authorization"].encode()
     return b"" if config.security.token_file else None

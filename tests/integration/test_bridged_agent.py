@@ -11,7 +11,7 @@ from support.engines.metrics_server import MetricsServer, vllm_metrics
 from support.engines.zmq_engines import Engine, removed, stored
 from support.processes.processes import Process
 from support.processes.running import RunningRouter
-from support.processes.servers import equals, eventually, free_port
+from support.processes.servers import NO_TLS, equals, eventually, free_port
 
 STATE_BATCHES = 2_000
 
@@ -31,7 +31,7 @@ class BridgeProcess:
         )  # fmt: skip
 
     async def held(self):
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(verify=NO_TLS) as client:
             try:
                 dump = (await client.get(f"{self.url}/dump")).json()
             except httpx.HTTPError:

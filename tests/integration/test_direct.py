@@ -14,7 +14,7 @@ import pytest
 from support.engines.engines import names
 from support.engines.zmq_engines import EngineProcess, removed, stored
 from support.processes.processes import Process
-from support.processes.servers import eventually, free_port
+from support.processes.servers import NO_TLS, eventually, free_port
 
 BLOCK_SIZE, CHAIN_BLOCKS = 4, 8
 
@@ -86,7 +86,9 @@ class DirectFleet:
             engine.start()
         self.router = Process(self._directory, "router", "router", "serve", **self._options)
         self._stack.callback(self.router.end)
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+        self.client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self.port}", timeout=60, verify=NO_TLS
+        )
         self._stack.push_async_callback(self.client.aclose)
 
     async def close(self):

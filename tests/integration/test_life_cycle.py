@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from support.processes.processes import Process
-from support.processes.servers import eventually, free_port
+from support.processes.servers import NO_TLS, eventually, free_port
 
 PASSWORD, TOKEN = "pass-w0rd-of-nats", "secret-token-of-a-caller"
 
@@ -19,7 +19,9 @@ class Router:
 
     def __init__(self, directory, label, command="serve", **options):
         self.port = free_port()
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+        self.client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self.port}", timeout=60, verify=NO_TLS
+        )
         self.process = Process(
             directory,
             label,

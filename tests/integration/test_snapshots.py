@@ -11,7 +11,7 @@ from router.runtime.process.settings import id_of_name
 from support.processes.processes import Process
 from support.processes.proxies import NONE, Faults, Proxy
 from support.processes.running import SUBJECTS
-from support.processes.servers import eventually, free_port
+from support.processes.servers import NO_TLS, eventually, free_port
 from support.values.builders import rank
 from support.values.indexing import announced
 
@@ -24,7 +24,9 @@ class RouterProcess:
     def __init__(self, directory, nats_url, name):
         port = free_port()
         self.router_id = id_of_name(f"{name}:{port}")
-        self._client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        self._client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=60, verify=NO_TLS
+        )
         self.process = Process(
             directory, name, "router", "serve",
             **{"nats-url": nats_url, "http-port": port, "name": name, "namespace": "test",

@@ -51,7 +51,7 @@ async def over_nats(
     Raises ConfigError, and ServerError if the bus is unavailable.
     """
     subject = subjects.tiers(worker_id)
-    headers = access.options("client").get("headers")
+    headers = access.headers("client") or None
     question = msgspec.json.encode(StatusQuery())
 
     async def query() -> StatusReply:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 from router.api.http.openapi_texts import describe
 from router.api.http.routes import ErrorResponse, Route
@@ -86,7 +87,24 @@ _REASONS = {
 
 
 def document(app: FastAPI, routes: Sequence[Route]) -> None:
-    """Add the schemas of bodies and responses to the application's OpenAPI document."""
+    """Describe these routes in the application's OpenAPI document, once it is requested."""
+    generate = app.openapi
+    described = {(route.path, route.handler): route for route in routes}
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            for each in app.routes:
+                if isinstance(each, APIRoute) and each.include_in_schema:
+                    each.openapi_extra = extra(described[each.path, each.name])
+            schemas = generate().setdefault("components", {}).setdefault("schemas", {})
+            schemas.update(_components(routes))
+        return generate()
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _components(routes: Sequence[Route]) -> dict[str, Any]:
+    """Return the schemas of bodies and responses, by name."""
     types = [t for route in routes for t in (route.body, route.answer) if t is not None]
     named = [*types, ErrorResponse, ReservationStep]  # items of batches are named, not typed
     _, components = msgspec.json.schema_components(named, ref_template=_REF)
@@ -94,14 +112,7 @@ def document(app: FastAPI, routes: Sequence[Route]) -> None:
     for name in ("PromptRequest", "PotentialLoadsRequest", "SelectRequest"):
         if name in components:
             components[name]["anyOf"] = _PROMPTS
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        schema = generate()
-        schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
-        return schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+    return components
 
 
 def extra(route: Route) -> dict[str, Any]:

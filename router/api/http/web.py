@@ -19,7 +19,7 @@ from starlette.routing import Route as Served
 
 from router.api.http import answers
 from router.api.http.answers import error_response, warned
-from router.api.http.openapi import ABOUT, PAGE_HEADERS, docs_page, document, extra
+from router.api.http.openapi import ABOUT, PAGE_HEADERS, docs_page, document
 from router.api.http.routes import Ready, Route
 from router.core.core import RouterCore
 from router.core.views.accuracy import public_findings, sentence
@@ -84,7 +84,6 @@ class Web:
                 methods=[route.method],
                 name=route.handler,
                 summary=route.summary,
-                openapi_extra=extra(route) if is_documented else None,
                 include_in_schema=is_documented,
             )
 

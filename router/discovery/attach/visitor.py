@@ -24,7 +24,7 @@ from router.discovery.registration import Registrar
 from router.errors import KvRouterError
 from router.protocol.values import Rank
 from router.protocol.workers import WorkerRegistration
-from router.runtime.security.http_access import HttpAccess
+from router.runtime.security.http_access import ClientTls, HttpAccess
 
 TIMEOUT_S = 5.0
 
@@ -52,17 +52,16 @@ class EngineVisitor:
         self._follows_others = config.workers_on_other_hosts
         is_proving = config.prove_workers and core.reads_events
         self._prover = SocketProver(core, engine_of, random) if is_proving else None
-        with_key = HttpAccess(config.worker_token_file, config.worker_ca_file)
-        without = HttpAccess(ca_file=config.worker_ca_file)
-        self._options: Mapping[str, Mapping[str, Any]] = {
-            BY_SETTING: with_key.options("worker"),
-            BY_REQUEST: without.options("worker"),  # a caller may name any address
+        self._tls = ClientTls(config.worker_ca_file, prefix="worker")
+        self._headers: Mapping[str, Mapping[str, str]] = {
+            BY_SETTING: HttpAccess(config.worker_token_file).headers("worker"),
+            BY_REQUEST: {},  # a caller may name any address
         }
         self.proof_requests = 0
 
     def access(self, owner: str) -> Mapping[str, Any]:
         """Return the options of httpx for requests to an engine: the setting's get the key."""
-        return self._options[owner]
+        return {"verify": self._tls.context(), "headers": self._headers[owner]}
 
     async def look(self, followed: FollowedEngine, all_followed: Followed) -> None:
         """Ask an engine what it is, register it if that has changed, and say it.

@@ -25,12 +25,15 @@ class HttpAccess(Struct, frozen=True):
 
         `prefix`: prefix of the settings' names, for errors.
         """
-        options: dict[str, Any] = {
-            "verify": client_context(self.ca_file, self.cert_file, self.key_file, f"{prefix}_tls")
-        }
-        if self.token_file:
-            options["headers"] = {"authorization": f"Bearer {self._token(prefix)}"}
-        return options
+        files = (self.ca_file, self.cert_file, self.key_file)
+        headers = self.headers(prefix)
+        return {"verify": client_context(*files, f"{prefix}_tls")} | (
+            {"headers": headers} if headers else {}
+        )
+
+    def headers(self, prefix: str) -> dict[str, str]:
+        """Return the headers of each request, which are credentials. Raises ConfigError."""
+        return {"authorization": f"Bearer {self._token(prefix)}"} if self.token_file else {}
 
     def _token(self, prefix: str) -> str:
         key, allowed = f"{prefix}_token_file", "a readable file with a token, in ASCII"

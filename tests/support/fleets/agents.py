@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import httpx
 
 from router.runtime.process.settings import configured
-from support.processes.servers import eventually, free_port
+from support.processes.servers import NO_TLS, eventually, free_port
 from worker_agent.config.reference import ReferenceConfig
 from worker_agent.reference.agent import WorkerAgent
 
@@ -21,7 +21,9 @@ class RunningAgent:
         defaults = {"namespace": "test", "worker_id": 7, "name": "w7", **small, **fields}
         config = configured(ReferenceConfig, nats_url=nats_url, http_port=self.port, **defaults)
         self.agent = WorkerAgent(config)
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+        self.client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self.port}", timeout=60, verify=NO_TLS
+        )
         self.stop = asyncio.Event()
         self.task = None
 

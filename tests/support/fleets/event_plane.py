@@ -14,7 +14,7 @@ import httpx
 from support.processes.edges import HASHES, PROMPTS, Edge
 from support.processes.processes import Process
 from support.processes.proxies import Proxy
-from support.processes.servers import eventually, free_port
+from support.processes.servers import NO_TLS, eventually, free_port
 
 FRESH_S = 1.0
 """How far an answer marked exact may be behind."""
@@ -26,7 +26,9 @@ class PlaneRouter:
     def __init__(self, directory, name, nats_url, **options):
         port = free_port()
         self.name = name
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        self.client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=60, verify=NO_TLS
+        )
         options = {"nats-url": nats_url, "http-port": port, "name": name, **options}
         self.process = Process(
             directory, name, "router", "serve", namespace="test", **{"drain-s": 0}, **options

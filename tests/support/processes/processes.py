@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import httpx
 
 from support.processes.forking import template
-from support.processes.servers import eventually, free_port, freeze
+from support.processes.servers import NO_TLS, eventually, free_port, freeze
 
 SMALL_MODEL = {
     "num-layers": 2, "hidden-size": 64, "num-heads": 4, "num-kv-heads": 2, "max-model-len": 2048,
@@ -74,7 +74,7 @@ class Fleet:
         self.router = None
         self.workers = {}
         self.endpoints = {}
-        self.client = httpx.AsyncClient(timeout=60)
+        self.client = httpx.AsyncClient(timeout=60, verify=NO_TLS)
         self.scheme = "http"  # of agents
         self._ids = itertools.count()
         self._reserved = []
@@ -198,7 +198,7 @@ class Fleet:
 async def is_ready(url):
     """Whether the process at a URL says so; for `eventually`."""
     try:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(verify=NO_TLS) as client:
             return (await client.get(f"{url}/ready")).status_code == 200
     except httpx.HTTPError:
         return False

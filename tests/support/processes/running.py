@@ -19,7 +19,7 @@ from router.runtime.bus.kv_lease import KvLease
 from router.runtime.bus.transport import NatsTransport
 from router.runtime.process.settings import configured
 from router.service.router import RouterService
-from support.processes.servers import eventually, free_port
+from support.processes.servers import NO_TLS, eventually, free_port
 from support.values.builders import announcement, report
 from worker_agent.process.control import listen_for_beacons
 
@@ -83,7 +83,9 @@ class RunningService:
 
     def __init__(self, service, port):
         self.service = service
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        self.client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=60, verify=NO_TLS
+        )
         self._stop = asyncio.Event()
         self._stack = AsyncExitStack()
 

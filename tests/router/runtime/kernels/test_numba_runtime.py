@@ -87,6 +87,20 @@ class Programs:
     def run(self, **how):
         return result(self.start(**how))
 
+    def begin_with(self, files):
+        """Forget all that was written, except these compiled files."""
+        _unprotect(self.root)
+        for path in self.root.iterdir():
+            if path != self.module:
+                path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
+        for folder in (self.home, self.temporary):
+            folder.mkdir()
+        for name, content in files.items():
+            path = self.chosen / name
+            path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            path.write_bytes(content)
+            path.chmod(0o600)
+
 
 def result(process):
     output, errors = process.communicate(timeout=60)
@@ -109,19 +123,39 @@ def protect(folder):
         path.chmod(0o555 if path.is_dir() else 0o444)
 
 
-@pytest.fixture
-def programs(tmp_path):
-    yield Programs(tmp_path)
-    for path in [path for path in tmp_path.rglob("*") if path.is_dir()]:
+def _unprotect(folder):
+    for path in [path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink()]:
         path.chmod(0o755)
 
 
 @pytest.fixture
-def prebuilt(programs):
-    """The chosen folder, filled and protected, as an image has it."""
+def programs(tmp_path):
+    yield Programs(tmp_path)
+    _unprotect(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """Programs that have run once, and the files of that."""
+    programs = Programs(tmp_path_factory.mktemp("built"))
     assert outcome(programs.run()) == (0, 2)
-    protect(programs.chosen)
-    return kept(programs.chosen)
+    yield programs, kept(programs.chosen, "*")
+    _unprotect(programs.root)
+
+
+@pytest.fixture
+def built(once):
+    """Programs as they are after they have run once."""
+    programs, files = once
+    programs.begin_with(files)
+    return programs
+
+
+@pytest.fixture
+def prebuilt(built):
+    """The chosen folder, filled and protected, as an image has it."""
+    protect(built.chosen)
+    return built
 
 
 def test_compiled_kernels_are_loaded_by_the_next_process(programs):
@@ -142,14 +176,6 @@ def test_without_a_choice_machine_code_lies_in_the_home(programs):
     assert Path(report["folder"]).parent == other / "kv-router"
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """Programs that have run once; their files, which a test may damage."""
-    programs = Programs(tmp_path_factory.mktemp("built"))
-    assert outcome(programs.run()) == (0, 2)
-    return programs, kept(programs.chosen, "*")
-
-
 DAMAGES = {
     "emptied": lambda content: content[:0],
     "halved": lambda content: content[: len(content) // 2],
@@ -165,64 +191,60 @@ def test_damaged_files_are_compiled_anew(built, damage):
     """What is loaded unseen may end the process: machine code with zeros in it does. Of one kernel
     the code is damaged, of the other its index.
     """
-    programs, files = built
-    for name, content in files.items():
-        (programs.chosen / name).write_bytes(content)
+    files = kept(built.chosen, "*")
     for pattern in ("*double*.nbc", "*triple*.nbi"):
-        (name,) = kept(programs.chosen, pattern)
-        (programs.chosen / name).write_bytes(damage(files[name]))
-    assert outcome(programs.run()) == (0, 2)
-    assert outcome(programs.run()) == (2, 0)
-    assert set(kept(programs.chosen, "*")) == set(files)
+        (name,) = kept(built.chosen, pattern)
+        (built.chosen / name).write_bytes(damage(files[name]))
+    assert outcome(built.run()) == (0, 2)
+    assert outcome(built.run()) == (2, 0)
+    assert set(kept(built.chosen, "*")) == set(files)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\0garbage"])
 def test_files_without_a_checksum_are_compiled_anew(built, content):
-    programs, _ = built
-    for name in kept(programs.chosen, "SHA256SUMS"):
-        (programs.chosen / name).write_bytes(content)
-    assert outcome(programs.run()) == (0, 2)
-    assert outcome(programs.run()) == (2, 0)
+    for name in kept(built.chosen, "SHA256SUMS"):
+        (built.chosen / name).write_bytes(content)
+    assert outcome(built.run()) == (0, 2)
+    assert outcome(built.run()) == (2, 0)
 
 
-def test_a_lost_file_is_compiled_anew(programs):
-    programs.run()
-    next(programs.chosen.rglob("*.nbc")).unlink()
-    assert outcome(programs.run()) == (1, 1)
-    assert outcome(programs.run()) == (2, 0)
+def test_a_lost_file_is_compiled_anew(built):
+    next(built.chosen.rglob("*.nbc")).unlink()
+    assert outcome(built.run()) == (1, 1)
+    assert outcome(built.run()) == (2, 0)
 
 
-def test_read_only_cache_is_copied(programs, prebuilt):
-    report = programs.run(wrapper=obeying_modes())
+def test_read_only_cache_is_copied(prebuilt):
+    files = kept(prebuilt.chosen)
+    report = prebuilt.run(wrapper=obeying_modes())
     assert outcome(report) == (2, 0)
-    assert Path(report["folder"]).parent == programs.home / ".cache" / "kv-router"
-    assert kept(Path(report["folder"])) == kept(next(programs.chosen.iterdir())) != {}
-    assert kept(programs.chosen) == prebuilt
-    assert outcome(programs.run(wrapper=obeying_modes())) == (2, 0)
+    assert Path(report["folder"]).parent == prebuilt.home / ".cache" / "kv-router"
+    assert kept(Path(report["folder"])) == kept(next(prebuilt.chosen.iterdir())) != {}
+    assert kept(prebuilt.chosen) == files
+    assert outcome(prebuilt.run(wrapper=obeying_modes())) == (2, 0)
 
 
-def test_a_copy_of_damage_is_not_made(programs, prebuilt):
-    for file in programs.chosen.rglob("*.nbc"):
+def test_a_copy_of_damage_is_not_made(prebuilt):
+    for file in prebuilt.chosen.rglob("*.nbc"):
         file.chmod(0o644)
         file.write_bytes(file.read_bytes()[:-1])
-    assert outcome(programs.run(wrapper=obeying_modes())) == (0, 2)
-    assert outcome(programs.run(wrapper=obeying_modes())) == (2, 0)
+    assert outcome(prebuilt.run(wrapper=obeying_modes())) == (0, 2)
+    assert outcome(prebuilt.run(wrapper=obeying_modes())) == (2, 0)
 
 
 @needs_root
-def test_another_user_than_the_images_copies_too(programs, prebuilt):
-    for folder in (programs.home, programs.temporary):
+def test_another_user_than_the_images_copies_too(prebuilt):
+    for folder in (prebuilt.home, prebuilt.temporary):
         os.chown(folder, OTHER_USER, -1)
-    report = programs.run(wrapper=as_user(OTHER_USER))
+    report = prebuilt.run(wrapper=as_user(OTHER_USER))
     assert outcome(report) == (2, 0)
-    assert Path(report["folder"]).parent == programs.home / ".cache" / "kv-router"
+    assert Path(report["folder"]).parent == prebuilt.home / ".cache" / "kv-router"
 
 
-@pytest.mark.usefixtures("prebuilt")
-def test_without_a_home_the_temporary_folder_serves(programs):
-    protect(programs.home)
-    report = programs.run(wrapper=obeying_modes())
-    assert Path(report["folder"]).parent == programs.temporary / f"kv-router-{os.getuid()}"
+def test_without_a_home_the_temporary_folder_serves(prebuilt):
+    protect(prebuilt.home)
+    report = prebuilt.run(wrapper=obeying_modes())
+    assert Path(report["folder"]).parent == prebuilt.temporary / f"kv-router-{os.getuid()}"
     assert outcome(report) == (2, 0)
 
 
@@ -235,13 +257,12 @@ def test_a_user_without_a_name_has_no_home(programs):
 
 
 @needs_root
-@pytest.mark.usefixtures("prebuilt")
-def test_with_a_temporary_folder_of_all_users_shared_memory_serves(programs):
+def test_with_a_temporary_folder_of_all_users_shared_memory_serves(prebuilt):
     """As in Kubernetes, where a volume at /tmp is not sticky."""
     user = 100_000 + os.getpid()
-    programs.temporary.chmod(0o2777)
+    prebuilt.temporary.chmod(0o2777)
     try:
-        report = programs.run(wrapper=as_user(user), HOME=None)
+        report = prebuilt.run(wrapper=as_user(user), HOME=None)
         assert outcome(report) == (2, 0)
         assert Path(report["folder"]).parent == Path(f"/dev/shm/kv-router-{user}")
     finally:
@@ -256,10 +277,9 @@ def test_processes_that_start_at_once_compile_once(programs):
 
 
 def test_processes_that_find_damage_at_once_heal_it(built):
-    programs, _ = built
-    for file in programs.chosen.rglob("*.nb[ci]"):
+    for file in built.chosen.rglob("*.nb[ci]"):
         file.write_bytes(b"")
-    processes = [programs.start() for _ in range(4)]
+    processes = [built.start() for _ in range(4)]
     outcomes = [outcome(result(process)) for process in processes]
     assert [sum(counts) for counts in zip(*outcomes, strict=True)] == [6, 2]
 
@@ -284,34 +304,31 @@ def test_on_a_full_disk_kernels_live_in_memory(programs, file_size):
 
 
 @needs_root
-def test_cache_of_another_user_is_not_trusted(programs):
-    programs.run()
-    for path in [programs.chosen, *programs.chosen.rglob("*")]:
+def test_cache_of_another_user_is_not_trusted(built):
+    for path in [built.chosen, *built.chosen.rglob("*")]:
         os.chown(path, OTHER_USER, -1)
-    report = programs.run()
+    report = built.run()
     assert outcome(report) == (0, 2)
-    assert Path(report["folder"]).parent == programs.home / ".cache" / "kv-router"
+    assert Path(report["folder"]).parent == built.home / ".cache" / "kv-router"
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o722])
-def test_world_writable_cache_folder_is_not_trusted(programs, mode):
-    folder = Path(programs.run()["folder"])
-    folder.chmod(mode)
-    report = programs.run()
+def test_world_writable_cache_folder_is_not_trusted(built, mode):
+    next(built.chosen.iterdir()).chmod(mode)
+    report = built.run()
     assert outcome(report) == (0, 2)
-    assert Path(report["folder"]).parent == programs.home / ".cache" / "kv-router"
+    assert Path(report["folder"]).parent == built.home / ".cache" / "kv-router"
 
 
-def test_cache_below_a_world_writable_folder_is_not_trusted_unless_that_is_sticky(programs):
-    programs.run()
-    programs.chosen.chmod(0o777)
-    report = programs.run()
+def test_cache_below_a_world_writable_folder_is_not_trusted_unless_that_is_sticky(built):
+    built.chosen.chmod(0o777)
+    report = built.run()
     assert outcome(report) == (0, 2)
-    assert Path(report["folder"]).parent == programs.home / ".cache" / "kv-router"
-    programs.chosen.chmod(0o1777)
-    report = programs.run()
+    assert Path(report["folder"]).parent == built.home / ".cache" / "kv-router"
+    built.chosen.chmod(0o1777)
+    report = built.run()
     assert outcome(report) == (2, 0)
-    assert Path(report["folder"]).parent == programs.chosen
+    assert Path(report["folder"]).parent == built.chosen
 
 
 def _writable(file):
@@ -338,17 +355,16 @@ CHANGES = [_writable, _linked, _linked_folder, pytest.param(_given_away, marks=n
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_machine_code_that_others_can_change_is_not_loaded(programs, change):
-    change(next(Path(programs.run()["folder"]).rglob("*.nbc")))
-    report = programs.run()
+def test_machine_code_that_others_can_change_is_not_loaded(built, change):
+    change(next(built.chosen.rglob("*.nbc")))
+    report = built.run()
     assert outcome(report) == (0, 2)
-    assert Path(report["folder"]).parent == programs.home / ".cache" / "kv-router"
+    assert Path(report["folder"]).parent == built.home / ".cache" / "kv-router"
 
 
-@pytest.mark.usefixtures("prebuilt")
-def test_prebuilt_machine_code_that_others_can_change_is_not_copied(programs):
-    next(programs.chosen.rglob("*.nbi")).chmod(0o666)
-    assert outcome(programs.run(wrapper=obeying_modes())) == (0, 2)
+def test_prebuilt_machine_code_that_others_can_change_is_not_copied(prebuilt):
+    next(prebuilt.chosen.rglob("*.nbi")).chmod(0o666)
+    assert outcome(prebuilt.run(wrapper=obeying_modes())) == (0, 2)
 
 
 def test_whatever_the_umask_the_next_process_trusts_what_was_compiled(programs):
@@ -358,21 +374,22 @@ def test_whatever_the_umask_the_next_process_trusts_what_was_compiled(programs):
     assert outcome(programs.run(wrapper=unmasked)) == (2, 0)
 
 
-def test_a_kernel_that_cannot_be_compiled_costs_the_others_nothing(programs):
-    programs.run()
-    files = kept(programs.chosen)
-    good = programs.module.read_text()
-    programs.module.with_name("wrong.py").write_text(good.replace("number * 2", "number.missing"))
-    program = [sys.executable, programs.root / "wrong.py"]
+def test_a_kernel_that_cannot_be_compiled_costs_the_others_nothing(built):
+    files = kept(built.chosen)
+    wrong = built.root / "wrong.py"
+    wrong.write_text(MODULE.replace("number * 2", "number.missing"))
     failed = subprocess.run(
-        program, env=programs.environment(), capture_output=True, text=True, check=False
+        [sys.executable, wrong],
+        env=built.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "TypingError" in failed.stderr
-    assert kept(programs.chosen) == files
-    assert outcome(programs.run()) == (2, 0)
+    assert kept(built.chosen) == files
+    assert outcome(built.run()) == (2, 0)
 
 
-def test_leftovers_of_other_versions_are_no_obstacle(programs):
-    folder = Path(programs.run()["folder"])
-    shutil.copytree(folder, programs.chosen / "0123456789abcdef")
-    assert outcome(programs.run()) == (2, 0)
+def test_leftovers_of_other_versions_are_no_obstacle(built):
+    shutil.copytree(next(built.chosen.iterdir()), built.chosen / "0123456789abcdef")
+    assert outcome(built.run()) == (2, 0)
