@@ -11,6 +11,10 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 
 DYNAMO_VERSIONS := 1.0.2 1.6.1
 
+# Python keeps bytecode, whatever the environment says: tests and the servers that they start import
+# the same thousand files again and again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: up kernels manifests docs promtool test test-vllm test-dynamo test-aiperf test-image test-release test-lowest release locks unit attack fuzz soak chaos lint format bench compare clean
 
 up: $(KERNELS)
@@ -54,9 +58,9 @@ test-dashboard: $(KERNELS) $(DEV_STAMP) chromium
 dashboard-pictures: $(KERNELS) $(DEV_STAMP) chromium
 	KV_ARTEFACTS=$(abspath docs/pictures) $(BIN)/pytest -q tests/integration/test_dashboard.py -k pictures
 
-# Number of test processes. Tests of one file stay together, and long files come first. Four processes
-# keep two cores busy, since a test that kills servers waits for half of its time.
-TEST_PROCESSES ?= 4
+# Number of test processes. Tests of one file stay together, and long files come first. Six processes
+# keep two cores busy, since a test that kills servers waits for most of its time.
+TEST_PROCESSES ?= 6
 test: $(KERNELS) $(DEV_STAMP) promtool
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
