@@ -67,6 +67,22 @@ def _no_foreign_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(key)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if a test was skipped for another reason than KV_ALLOWED_SKIPS names, if that is set.
+
+    It has words of reasons, with commas between them; empty: no test may be skipped.
+    """
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    named = os.environ.get("KV_ALLOWED_SKIPS")
+    if reporter is None or named is None:
+        return
+    allowed = [word for word in named.split(",") if word]
+    reasons = [str(report.longrepr) for report in reporter.stats.get("skipped", ())]
+    if any(all(word not in reason for word in allowed) for reason in reasons):
+        reporter.write_line(f"tests were skipped that had to run (KV_ALLOWED_SKIPS: {named!r})")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter):
     """What was measured, as tests recorded it."""
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):

@@ -19,7 +19,7 @@ from router.runtime.own_files import (
 )
 
 OTHER_USER, ITS_GROUP = 65534, 4242
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="gives files to other users")
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give files away")
 
 # The interpreter may lie in root's home: it is loaded first.
 AS_OTHER = f"""

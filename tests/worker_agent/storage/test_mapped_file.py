@@ -8,7 +8,7 @@ from worker_agent.storage.errors import StorageError
 from worker_agent.storage.mapped_file import MappedFile, kept_path
 
 OTHER_USER = 65534
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="gives files to other users")
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give files away")
 
 
 @pytest.fixture

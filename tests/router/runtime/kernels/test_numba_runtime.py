@@ -37,7 +37,7 @@ OTHER_USER = 65534
 WITHOUT_NAME = 4242
 """A user id that no system knows."""
 
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="gives files to other users")
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give files away")
 
 
 def as_user(uid):

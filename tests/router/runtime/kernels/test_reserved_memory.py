@@ -72,6 +72,25 @@ def test_next_table_is_paged_in_part_by_part():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 50
 
 
+def pages_given_back(slots):
+    """The pages that must be allocated again, now that they are read."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for start in range(0, len(slots), mmap.PAGESIZE // slots.itemsize):
+        assert slots[start] >= 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_memory_behind_what_has_moved_is_given_back():
+    slots = reserve(200 * 1_024, np.uint32)
+    slots[:] = 5
+    assert pages_given_back(slots) < 10
+    former = PreviousTable(slots, 1, 0, 0)
+    slots[: 100 * 1_024] = 0
+    former.release(100 * 1_024)
+    assert pages_given_back(slots[100 * 1_024 :]) < 10
+    assert 100 <= pages_given_back(slots) < 110
+
+
 def test_a_former_table_is_given_back_behind_what_has_moved():
     slots = reserve(10 * 1_024, np.uint32)
     slots[:] = 5
@@ -87,14 +106,18 @@ def test_a_former_table_is_given_back_behind_what_has_moved():
 
 def test_keys_that_came_around_the_end_are_not_given_back():
     slots = reserve(10 * 1_024, np.uint32)
+    slots[:] = 0
     former = PreviousTable(slots, 1, 0, 0)
     slots[3] = slots[9_000] = 1
     former.release(4_000)
     assert slots[3] == 1
+    assert pages_given_back(slots) == 0
     former.release(10_000)
     assert slots[9_000] == 1
 
 
-def test_small_table_is_given_back_at_its_end():
-    former = PreviousTable(zeros(64, np.uint32), 1, 0, 0)
-    former.release(64)
+def test_small_table_is_kept_until_its_end():
+    slots = zeros(64, np.uint32)
+    slots[7] = 3
+    PreviousTable(slots, 1, 0, 0).release(64)
+    assert np.flatnonzero(slots).tolist() == [7]
