@@ -6,6 +6,7 @@ import json
 import pytest
 
 from router.runtime.bus.connection import connection
+from router.scheduler.policy.registry import DEFAULT_POLICY
 from support.processes.running import RunningRouter
 from support.processes.servers import eventually
 
@@ -13,14 +14,20 @@ PROMPT = list(range(40))
 BOOK = "/select_and_reserve"
 
 
+@pytest.fixture(params=["dynamo-1.0", DEFAULT_POLICY])
+def policy(request):
+    return request.param
+
+
 @pytest.fixture
-async def router(nats_server, request):
+async def router(nats_server, policy, request):
     """One worker, busy while any prompt is to be computed there."""
     limit = getattr(request, "param", 2)
     queueing = {
         "router_queue_threshold": 0.0,
         "max_waiting_requests": limit,
         "max_bus_requests": 8,
+        "policy": policy,
     }
     async with RunningRouter(nats_server.url, **queueing).running() as router:
         await router.worker(1)
@@ -61,7 +68,8 @@ async def test_request_waits_until_another_ends(router):
 
 
 async def test_request_waits_until_a_worker_joins(router):
-    later = asyncio.create_task(router.post(BOOK, asked("second")))
+    another = list(range(1_000, 1_040))  # the first's prompt is best computed once, by its worker
+    later = asyncio.create_task(router.post(BOOK, asked("second", token_ids=another)))
     await waiting(router)
     await router.worker(2)
     assert (await later).json()["worker_id"] == 2

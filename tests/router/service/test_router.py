@@ -17,6 +17,7 @@ from router.protocol.values import SCHEME, Identity, Tier
 from router.publisher.event_publisher import KvEventPublisher
 from router.publisher.journal.journal import EventJournal
 from router.runtime.process.settings import configured
+from router.scheduler.policy.registry import DEFAULT_POLICY
 from router.sequence.active.prompt import prepare
 from router.service.router import RouterService
 from support.processes.running import RunningRouter
@@ -29,8 +30,9 @@ SUBJECTS = Subjects("test")
 
 @pytest.fixture
 async def impatient(nats_server):
-    """A router as users have it, which soon gives up silent workers."""
-    async with RunningRouter(nats_server.url, worker_silence_s=2.5).running() as router:
+    """A router as users have it: the default policy, and silent workers are soon given up."""
+    as_it_ships = {"worker_silence_s": 2.5, "policy": DEFAULT_POLICY}
+    async with RunningRouter(nats_server.url, **as_it_ships).running() as router:
         yield router
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from router.errors import ConfigError
 from support.engines.openai_engine import OpenAiEngine
 from support.engines.zmq_engines import stored
 from support.fleets.direct import DirectRouter
@@ -145,3 +146,8 @@ async def test_invalid_request_names_the_field(body, status):
         answer = await router.post("/workers", body)
         assert answer.status_code == status
         assert answer.json()["code"] == "invalid_field"
+
+
+def test_authorities_that_cannot_be_read_are_refused_by_their_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"^worker_ca_file: .*No such file"):
+        DirectRouter(worker_ca_file=str(tmp_path / "none.pem"))
