@@ -21,6 +21,7 @@ from scheduling_agents import agents_cases, agents_rows, rollouts_cases, rollout
 from scheduling_physics import QUICK, physics_cases, physics_rows
 from scheduling_runs import append_to_journal, read_journal, run_all
 from scheduling_sections import SECTIONS, SPEEDS, WORKLOAD_NAMES, Found, Plan, Section
+from scheduling_slo import slo_cases, slo_rows
 
 from router.simulator.physics import PHYSICS
 
@@ -32,6 +33,7 @@ ALL = {
     "physics": Section(physics_cases, physics_rows),
     "agents": Section(agents_cases, agents_rows),
     "rollouts": Section(rollouts_cases, rollouts_rows),
+    "slo": Section(slo_cases, slo_rows),
 }
 SPLITS = {"look": (1, 0), "release": (2, 1_000)}
 """The half of the trace, and the first seed: a change may look at one, a release at the other."""

@@ -23,11 +23,15 @@ from router.simulator.scenario import SlowDown
 from router.simulator.simulation import simulate
 from router.simulator.summary import Summary, summarize
 from router.simulator.traces import Trace, spread_arrivals
+from router.simulator.workloads.objectives import ObjectiveMix
 from router.simulator.workloads.registry import WORKLOADS
 
 BLOCK_SIZE = 512
 COUNTED = {"agentic-code": "sessions", "rollouts": "groups"}
 """What `requests` counts of a workload in a closed loop."""
+
+OBJECTIVES_SEED = 7
+"""Which requests have tight objectives is the same for all policies and seeds."""
 
 Options = tuple[tuple[str, int | float], ...]
 
@@ -38,13 +42,13 @@ class Case(Struct, frozen=True, kw_only=True):
     policy. `workers`: other than those of the physics. `slow_workers` take twice as long for
     everything; `slowing`: worker 0 takes three times as long from this second on. `spread`:
     requests of one moment come evenly until the next one. `half`: 1 or 2 of a trace, or the whole
-    of it. `physics`: of `router.simulator.physics`.
+    of it. `physics`: of `router.simulator.physics`. `slo`: requests have objectives.
     """
 
     source: str
     policy: str
     options: Options = ()
-    settings: tuple[tuple[str, float], ...] = ()
+    settings: tuple[tuple[str, float | str], ...] = ()
     requests: int | None = None
     arrival_speed: float = 1.0
     seed: int = 0
@@ -55,6 +59,7 @@ class Case(Struct, frozen=True, kw_only=True):
     spread: bool = False
     half: int = 0
     physics: str = "plain"
+    slo: bool = False
 
     @property
     def label(self) -> str:
@@ -64,7 +69,8 @@ class Case(Struct, frozen=True, kw_only=True):
     @property
     def told(self) -> str:
         """Its settings."""
-        return ",".join(f"{name}={value:g}" for name, value in self.settings)
+        each = (v if isinstance(v, str) else f"{v:g}" for _, v in self.settings)
+        return ",".join(f"{name}={v}" for (name, _), v in zip(self.settings, each, strict=True))
 
 
 def run_all(cases: Iterable[Case], jobs: int) -> Iterator[tuple[Case, Summary]]:
@@ -90,6 +96,8 @@ def run(case: Case) -> Summary:
     seed = case.seed if case.source in WORKLOADS else 0
     trace = _trace(case.source, case.options, case.half, case.requests, seed)
     trace = spread_arrivals(trace) if case.spread else trace
+    if case.slo:
+        trace = ObjectiveMix().given_to(trace, Random(OBJECTIVES_SEED))
     return summarize(simulate(trace, scenario, lambda rng: core_of(case, rng)))
 
 
@@ -98,7 +106,7 @@ def core_of(case: Case, rng: Random) -> RouterCore:
 
     Rivals may have settings of their own, which are none of the router.
     """
-    told: dict[str, float] = dict(case.settings)
+    told: dict[str, float | str] = dict(case.settings)
     selectors: list[Selector] | None = None
     if case.policy in WITH_SETTINGS:
         told, selectors = {}, [WITH_SETTINGS[case.policy](**told)]

@@ -103,7 +103,7 @@ def best_of(found: Found, tried: Iterable[Sequence[Case]], field: str) -> Sequen
 def row(
     name: str, found: Found, ours: Sequence[Case], other: Sequence[Case], field: str, goal: float
 ) -> Row:
-    lower = field != "hit_rate"
+    lower = field not in ("hit_rate", "goodput")
     unit, scale = ("ms", 1e3) if field.endswith("_s") else ("%", 1e2)
     found_ours, found_other = (scale * mean(found, cases, field) for cases in (ours, other))
     error = _ratio_error(found, ours, other, field) if len(ours) == len(other) else 0.0

@@ -8,8 +8,9 @@ from router.core.commands import Admit, Free, OutputBlock, PrefillComplete, Subm
 from router.core.core import RouterCore
 from router.core.effects import AdmitWaiting, RefuseWaiting
 from router.core.placement import Placement
+from router.protocol.replicas import PromptUsage
 from router.protocol.requests import SelectRequest
-from router.scheduler.errors import NoEndpointsError
+from router.scheduler.errors import NoEndpointsError, SloNotMetError
 from router.scheduler.queue.errors import QueueFullError, TenantQueueFullError
 from router.sequence.active.errors import ReservationNotFoundError
 from router.sequence.active.prompt import Prompt
@@ -93,7 +94,9 @@ class SimulatedClients:
             if self._goes(index, answer):
                 return
             refused = (*refused, answer.rank.worker_id)
-        if self._agenda.now_s - self._outcomes[index].arrival_s < PATIENCE_S:
+        outcome = self._outcomes[index]
+        is_patient = self._agenda.now_s - outcome.arrival_s < PATIENCE_S
+        if is_patient and not outcome.is_refused:
             self._agenda.after(RETRY_S, self.call, index)
         else:
             self._give_up(index)
@@ -118,7 +121,7 @@ class SimulatedClients:
             self._report(self._core_of(work.caller), OutputBlock(work.request_id, None))
         for work in _of_clients(progress.finished):
             self._outcomes[work.caller].finish_s = now_s
-            self._free(work)
+            self._free(work, _usage(work.request))
             self._end(work.caller)
 
     def lost(self, works: Iterable[Work]) -> None:
@@ -147,7 +150,10 @@ class SimulatedClients:
         self.done += 1 + len(lost)
 
     def _select(self, index: int, refused: Sequence[int]) -> Placement | int | None:
-        """Return the placement, the ticket if the request waits, or None without a worker."""
+        """Return the placement, the ticket if the request waits, or None without a worker.
+
+        A request that is refused for its objectives is given up: None, and never retried.
+        """
         outcome, core = self._outcomes[index], self._core_of(index)
         outcome.attempts += 1
         asked = SelectRequest(
@@ -156,10 +162,15 @@ class SimulatedClients:
             request_id=_request_id(index, outcome),
             allowed_worker_ids=self._others_than(refused),
             tenant=outcome.request.tenant,
+            slo_ttft_ms=outcome.request.slo_ttft_ms,
+            slo_tpot_ms=outcome.request.slo_tpot_ms,
         )
         try:
             answer, effects = core.handle(Submit(asked, Prompt(asked)), self._agenda.now_s)
         except (NoEndpointsError, QueueFullError, TenantQueueFullError):
+            return None
+        except SloNotMetError:
+            outcome.is_refused = True
             return None
         self._bus.perform(core, effects)
         return answer
@@ -189,8 +200,8 @@ class SimulatedClients:
     def _others_than(self, refused: Sequence[int]) -> list[int] | None:
         return [i for i in self._worker_ids if i not in refused] if refused else None
 
-    def _free(self, work: Work) -> None:
-        self._report(self._core_of(work.caller), Free(work.request_id))
+    def _free(self, work: Work, usage: PromptUsage | None = None) -> None:
+        self._report(self._core_of(work.caller), Free(work.request_id, usage))
 
     def _report(self, core: RouterCore, command: PrefillComplete | OutputBlock | Free) -> None:
         """Report progress to a router. The reservation may have been dropped with its worker."""
@@ -232,6 +243,15 @@ class BackgroundRequests:
 def _of_clients(works: Iterable[Work]) -> Iterator[Work]:
     """Yield the requests that have a client; others come from elsewhere."""
     return (work for work in works if work.caller >= 0)
+
+
+def _usage(request: TraceRequest) -> PromptUsage | None:
+    """Return the report of a request's output, by which its objective is judged, if it has one."""
+    if request.slo_tpot_ms is None:
+        return None
+    return PromptUsage(
+        request.isl_tokens, 0, is_cached_told=False, output_tokens=request.osl_tokens
+    )
 
 
 def _request_id(index: int, outcome: RequestResult) -> str:

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from math import log, nan
+from math import inf, log, nan
 from typing import TypeAlias
 
 import numpy as np
@@ -26,7 +26,7 @@ class RequestResult:
     """The result of one request. Times are NaN until they are known.
 
     `placed_s`: the time of the last placement by a router; later than the request only if it
-    waited.
+    waited. `is_refused`: a router refused it, as no worker would meet its objectives.
     """
 
     __slots__ = (
@@ -35,6 +35,7 @@ class RequestResult:
         "cached_blocks",
         "finish_s",
         "first_token_s",
+        "is_refused",
         "placed_s",
         "request",
         "worker_id",
@@ -46,6 +47,7 @@ class RequestResult:
         self.worker_id = -1
         self.attempts = 0
         self.cached_blocks = 0
+        self.is_refused = False
         self.placed_s = nan
         self.first_token_s = nan
         self.finish_s = nan
@@ -78,8 +80,9 @@ class RequestResults(Struct, frozen=True, eq=False):
     was given up, arrived then. `session_ids`: NaN without a session. `shared_tokens`: the tokens of
     the prompt that another prompt has as well, in whole blocks, except for the last token, which is
     always computed; `distinct_shared_tokens`: those of all prompts, each counted once.
-    `gap_counts`: tokens by inter-token latency, see `GAP_BIN_ENDS_S`. `busy_s`: seconds worked up
-    to each of `sampled_s`, shape (samples, workers).
+    `meets`: 1 if its objectives were met, else 0; NaN without any. `refused`: 1 if a router refused
+    it for them. `gap_counts`: tokens by inter-token latency, see `GAP_BIN_ENDS_S`. `busy_s`:
+    seconds worked up to each of `sampled_s`, shape (samples, workers).
     """
 
     arrivals_s: FloatArray
@@ -92,6 +95,8 @@ class RequestResults(Struct, frozen=True, eq=False):
     attempts: FloatArray
     worker_ids: FloatArray
     session_ids: FloatArray
+    meets: FloatArray
+    refused: FloatArray
     shared_tokens: FloatArray
     gap_counts: FloatArray
     sampled_s: FloatArray
@@ -123,6 +128,8 @@ def collected(
         cached_tokens=np.array([each.cached_blocks * block_size for each in outcomes], float),
         attempts=np.array([each.attempts for each in outcomes], float),
         worker_ids=np.array([each.worker_id for each in outcomes], float),
+        meets=np.array([_meets(each) for each in outcomes]),
+        refused=np.array([each.is_refused for each in outcomes], float),
         session_ids=np.array([_session_id(each.request) for each in outcomes], float),
         shared_tokens=np.array([blocks * block_size for blocks in shared_blocks], float),
         gap_counts=gaps.counts,
@@ -134,6 +141,20 @@ def collected(
 
 def _arrival_s(outcome: RequestResult) -> float:
     return outcome.arrival_s
+
+
+def _meets(outcome: RequestResult) -> float:
+    """Return whether a request's objectives were met: 1 or 0, or NaN without any."""
+    asked = outcome.request
+    if asked.slo_ttft_ms is None and asked.slo_tpot_ms is None:
+        return nan
+    ttft_s, stream_s = outcome.first_token_s - outcome.arrival_s, outcome.finish_s
+    stream_s -= outcome.first_token_s
+    is_met = asked.slo_ttft_ms is None or ttft_s * 1e3 <= asked.slo_ttft_ms
+    most_s = inf
+    if asked.slo_tpot_ms is not None:
+        most_s = asked.slo_tpot_ms / 1e3 * (asked.osl_tokens - 1)
+    return float(is_met and stream_s <= most_s + 1e-9)  # NaN: not served, and not met
 
 
 def _session_id(request: TraceRequest) -> float:

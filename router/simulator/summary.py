@@ -77,7 +77,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     `sessions`: those with all of their requests served; `session_mean_s`,
     `session_p99_s`: from the first arrival of one to its last end; NaN without any.
     `prefixes_computed`: how many times a token of a prefix that several prompts share was computed,
-    on average; NaN if none is shared.
+    on average; NaN if none is shared. `goodput`: the part of all requests with objectives that met
+    them, refused ones included; NaN if none has any. `refused`: how many a router refused for them.
     """
 
     served: int
@@ -99,6 +100,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     session_mean_s: float
     session_p99_s: float
     prefixes_computed: float
+    goodput: float
+    refused: int
 
 
 def summarize(outcomes: RequestResults) -> Summary:
@@ -128,6 +131,8 @@ def summarize(outcomes: RequestResults) -> Summary:
         session_mean_s=_mean(session_s),
         session_p99_s=_percentile(session_s, 99),
         prefixes_computed=_prefixes_computed(outcomes),
+        goodput=_mean(outcomes.meets[~np.isnan(outcomes.meets)]),
+        refused=int(outcomes.refused.sum()),
     )
 
 

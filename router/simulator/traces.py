@@ -29,7 +29,8 @@ class TraceRequest(Struct, frozen=True, gc=False):
     `after`: the requests, by their index in the trace, each smaller than its own, whose responses
     it waits for; it arrives `think_s` after the last of them has ended, and its `arrival_s` is that
     of its session. Empty: it arrives at `arrival_s`, whatever became of others. `session`: the
-    number of the session, which may have several requests at a time.
+    number of the session, which may have several requests at a time. `slo_ttft_ms`, `slo_tpot_ms`:
+    its objectives.
     """
 
     arrival_s: float
@@ -40,6 +41,8 @@ class TraceRequest(Struct, frozen=True, gc=False):
     session: int | None = None
     after: tuple[int, ...] = ()
     think_s: float = 0.0
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
 
 
 class Trace(Struct, frozen=True):
