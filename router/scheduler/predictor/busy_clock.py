@@ -17,6 +17,10 @@ too few, is little beside it."""
 BELIEVED_S = 2.0
 """The work for which a new engine counts as exact: as long as a few steps of a long prompt."""
 
+EXACT_WITHIN = 1.25
+"""Factor between the two sums up to which the engine counts as exact. Steps that reports divide differ
+more from interval to interval than from engine to engine: to follow them made honest reports worse."""
+
 MOST = 1e6
 """Limit of the factor: that of microseconds taken for seconds."""
 
@@ -24,15 +28,15 @@ MOST = 1e6
 class BusyClock:
     """The sums of the reported and of the passed time, over intervals of uninterrupted work.
 
-    `factor`: the time that passes while the engine reports a second of work. `_open_s`: time that
-    passed since the last completed step, which is not reported yet. `_is_begun`: the work went on
-    before that step; the first steps of a burst compute its prompt, and last longer than others.
+    `_ratio`: of the passed to the reported time. `_open_s`: time that passed since the last
+    completed step, which is not reported yet. `_is_begun`: the work went on before that step; the
+    first steps of a burst compute its prompt, and last longer than others.
     """
 
-    __slots__ = ("_is_begun", "_open_s", "_passed_s", "_reported_s", "factor")
+    __slots__ = ("_is_begun", "_open_s", "_passed_s", "_ratio", "_reported_s")
 
     def __init__(self) -> None:
-        self.factor = 1.0
+        self._ratio = 1.0
         self._is_begun = False
         self._open_s = 0.0
         self._passed_s = self._reported_s = BELIEVED_S
@@ -59,9 +63,15 @@ class BusyClock:
         self._is_begun, self._open_s = False, 0.0
 
     def _add(self, passed_s: float, reported_s: float) -> None:
-        usual_s = passed_s / self.factor
+        usual_s = passed_s / self._ratio
         believed_s = min(max(reported_s, usual_s / MOST_STEP), usual_s * MOST_STEP)
         kept = math.exp(-passed_s / MEMORY_S)
         self._passed_s = kept * self._passed_s + passed_s
         self._reported_s = kept * self._reported_s + believed_s
-        self.factor = min(max(self._passed_s / self._reported_s, 1 / MOST), MOST)
+        self._ratio = min(max(self._passed_s / self._reported_s, 1 / MOST), MOST)
+
+    @property
+    def factor(self) -> float:
+        """The time that passes while the engine reports a second of work; 1 if it may be exact."""
+        is_exact = 1 / EXACT_WITHIN < self._ratio < EXACT_WITHIN
+        return 1.0 if is_exact else self._ratio
