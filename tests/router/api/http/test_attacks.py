@@ -289,7 +289,8 @@ async def test_forbidden_prompt_test_reaches_no_engine(router):
         for body in ({"text": "x"}, {"text": "x", "cache_salt": "acme"}):
             answer = await router.ask(EVIL, "/dashboard/look", body)
             assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
-        assert engine.requests == []
+        asked = [head for head, _ in engine.requests]
+        assert all(head.startswith("GET /metrics ") for head in asked)  # the router's own polls
         gone = await router.client.delete("/workers/2", headers=router.as_(OPERATOR))
         assert gone.status_code == 200
 
