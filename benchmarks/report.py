@@ -98,8 +98,16 @@ def version_of(python: str) -> str:
 
 
 def commit() -> str:
-    """Return the commit that is measured, with + if files were changed since."""
-    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    here = Path(__file__).resolve().parent
-    shown = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
-    return shown.stdout.strip() or "unknown"
+    """Return the commit that is measured, with + if code was changed since."""
+    head, changed = _git("rev-parse", "--short", "HEAD"), _git("status", "--porcelain", *_CODE)
+    return f"{head or 'unknown'}{'+' if changed else ''}"
+
+
+_CODE = ("--", ":/", ":!/benchmarks/results", ":!/docs", ":!/*.md")
+"""All but results, and what is made from them."""
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    shown = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, check=False)
+    return shown.stdout.strip()
