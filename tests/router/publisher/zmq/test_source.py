@@ -351,6 +351,7 @@ async def test_received_batches_are_read_after_a_disconnection(eventually):
                 publisher.send_multipart([b"", b"%d" % number, b"batch"])
             await asyncio.to_thread(theirs.destroy, linger=30_000)
             await eventually(lambda: subscription.watch.look() is Condition.LOST)
+            await eventually(lambda: not subscription.is_drained)
             read = []
             while not subscription.is_drained:
                 read += [int(number) for _, number, _ in subscription.receive()]
