@@ -39,7 +39,7 @@ def row(result: str, section: str, name: str) -> Figure:
 
     `name`: as in the result; `*` stands for anything.
     """
-    rows = _read(result)[section]["rows"]
+    rows = read(result)[section]["rows"]
     found = [each for each in rows if fnmatchcase(each["name"], name)]
     if len(found) != 1:
         names = ", ".join(each["name"] for each in rows)
@@ -51,7 +51,7 @@ def row(result: str, section: str, name: str) -> Figure:
 
 def total(result: str, *path: str) -> Any:
     """Return a value of `totals` of a result. Raises KeyError if there is none."""
-    found = _read(result)["totals"]
+    found = read(result)["totals"]
     for key in path:
         found = found[key]
     return found
@@ -64,7 +64,7 @@ def scored() -> int:
 
 def facts(result: str, section: str) -> str:
     """Return machine, commit, date and load of a section, as text."""
-    known = _read(result)[section]
+    known = read(result)[section]
     load = f"load {known['load before']:.1f} before and {known['load after']:.1f} after"
     parts = [known["machine"], f"commit {known['commit']}", known.get("date"), known["scale"], load]
     return "; ".join(part for part in parts if part)
@@ -93,7 +93,8 @@ def number(value: float, digits: int = 0) -> str:
 
 
 @cache
-def _read(result: str) -> Mapping[str, Any]:
+def read(result: str) -> Mapping[str, Any]:
+    """Return a result by the name of its file."""
     found: Mapping[str, Any] = json.loads((RESULTS / f"{result}.json").read_text())
     return found
 

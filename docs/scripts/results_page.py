@@ -1,13 +1,11 @@
 """benchmarks/results/README.md: every result that is kept, with where and when it was measured."""
 
-import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
+from figures import RESULTS, ROOT, read
+
 HEAD = """# Results
 
 Every figure of the documentation comes from these files, which benchmarks write (`--write`). `goal` is what the project aims
@@ -34,18 +32,19 @@ def page() -> str:
 
 def results() -> list[str]:
     """Return the names of all results with sections of rows."""
-    return sorted(path.stem for path in RESULTS.glob("*.json") if _is_of_sections(path))
+    names = sorted(path.stem for path in RESULTS.glob("*.json"))
+    return [name for name in names if _is_of_sections(name)]
 
 
-def _is_of_sections(path: Path) -> bool:
-    found = json.loads(path.read_text())
+def _is_of_sections(name: str) -> bool:
+    found = read(name)
     return isinstance(found, dict) and all(
         isinstance(each, dict) and "rows" in each for each in found.values()
     )
 
 
 def _result(name: str) -> str:
-    sections = json.loads((RESULTS / f"{name}.json").read_text())
+    sections = read(name)
     parts = [f"## {name}\n"]
     for section, found in sections.items():
         facts = "; ".join(
@@ -79,7 +78,7 @@ def _figure(value: float) -> str:
 def behind() -> Iterator[str]:
     """Yield a line for each section that is older than the code that it measures."""
     for name in results():
-        sections = json.loads((RESULTS / f"{name}.json").read_text())
+        sections = read(name)
         by_commit: dict[str, list[str]] = {}
         for section, found in sections.items():
             by_commit.setdefault(found["commit"], []).append(section)

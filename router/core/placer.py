@@ -29,7 +29,11 @@ from router.protocol.requests import (
 from router.protocol.values import Phase, Rank, Scope
 from router.scheduler.candidates import Candidates
 from router.scheduler.eligibility import NAMED_RANKS, Eligibility, EligibleRanks, removed_ranks
-from router.scheduler.errors import NoEndpointsError, WorkersOverloadedError
+from router.scheduler.errors import (
+    NoEndpointsError,
+    WorkersOverloadedError,
+    suggested_retry_s,
+)
 from router.scheduler.herd import HerdEstimate
 from router.scheduler.objectives import ObjectiveRules, Objectives, judge, limits
 from router.scheduler.policy.predictive import Predictive, cost_weights, predicted_parts
@@ -69,9 +73,6 @@ class _Rules(Struct, frozen=True, eq=False):
     tracking: TrackedParts
     weights: FloatArray
 
-
-MOST_RETRY_S = 60.0
-"""Limit of the suggested time to retry, where no worker has come."""
 
 MOST_RULES = 256
 """Limit of cached rules; at the limit, the cache is emptied."""
@@ -236,7 +237,7 @@ class Placer:
         `waited_s`: how long a request has waited for one, after which it may be sent again.
         """
         after = "" if waited_s is None else f" within {waited_s:.3g} s"
-        retry_s = None if waited_s is None else min(max(waited_s, 1.0), MOST_RETRY_S)
+        retry_s = None if waited_s is None else suggested_retry_s(waited_s)
         named = (scope.model_name, scope.routing_group, f"no schedulable workers{after}")
         return NoEndpointsError(*named, self._unschedulable(scope), retry_s)
 

@@ -12,6 +12,14 @@ from collections.abc import Sequence
 from router.errors import KvRouterError
 from router.protocol.replies import RemovedRanks
 
+SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
+"""Limits of the suggested time to retry."""
+
+
+def suggested_retry_s(seconds: float) -> float:
+    """Return the time after which to send a request again, within limits."""
+    return min(max(seconds, SHORTEST_RETRY_S), LONGEST_RETRY_S)
+
 
 class NoEndpointsError(KvRouterError):
     """No worker can take the request; `removed`: the ranks that each filter removed, in order.

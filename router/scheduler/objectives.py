@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from router.protocol.requests import SelectRequest, Unmet
 from router.protocol.values import Phase, Scope
-from router.scheduler.errors import SloNotMetError
+from router.scheduler.errors import SloNotMetError, suggested_retry_s
 from router.scheduler.policy._predictive_kernel import (
     MEASURED_BURSTS,
     PREFILL_OWN_S,
@@ -24,8 +24,6 @@ from router.scheduler.selector import Choice
 from router.scheduler.terms import FloatArray
 from router.sequence.active.promises import Errors, Promise
 from router.sequence.rank_table import BURSTS
-
-LONGEST_RETRY_S = 60.0
 
 
 class Objectives(Struct, frozen=True, gc=False):
@@ -120,7 +118,7 @@ def judge(
     is_measured = choice.table.values[:, BURSTS] >= MEASURED_BURSTS
     if may_refuse and asked.is_refused and late_s.all() and is_measured.all():
         best = int(late_s.argmin())
-        retry_s = min(max(float(ttft_s[best]) - asked.left_s, 1.0), LONGEST_RETRY_S)
+        retry_s = suggested_retry_s(float(ttft_s[best]) - asked.left_s)
         best_s = (asked.waited_s + float(ttft_s[best]), float(tpot_s[best]))
         raise SloNotMetError(
             asked.policy_class, _ms(asked.ttft_s), _ms(asked.tpot_s), *best_s, retry_s

@@ -155,7 +155,7 @@ class EngineCounters:
 
 
 class ObservedEngine(Struct, frozen=True):
-    """What an engine shows of itself; the last three as of the beginning of the present step."""
+    """The visible state of an engine; the last three as of the beginning of the present step."""
 
     counters: LoadCounters
     output_steps: int

@@ -83,9 +83,9 @@ def _seen(core: RouterCore, pool: Pool, now_s: float) -> _Seen:
 
 
 def _output_tokens(pool: Pool, rows: FloatArray, recent: FloatArray) -> float | None:
-    """Return the tokens that a request generates in steps, beyond its first. None if unknown.
+    """Return the number of output tokens of a request after its first.
 
-    As engines report, else as callers expect.
+    As engines report, else as callers expect. Returns None if neither is known.
     """
     if pool.role == "prefill":
         return 0.0

@@ -8,13 +8,11 @@ nothing, so that no rank stays idle while some request could use it.
 
 from sortedcontainers import SortedList
 
+from router.scheduler.errors import SHORTEST_RETRY_S
 from router.scheduler.queue.class_queue import ClassQueue, IsFree
 from router.scheduler.queue.errors import QueueFullError, QueueTimeoutError, TenantQueueFullError
 from router.scheduler.queue.flows import LimitKind, Waiting
 from router.scheduler.queue.policy_classes import Classes, PolicyClass
-
-MIN_RETRY_S = 1.0
-"""Lower limit of the suggested time to retry."""
 
 
 class AdmissionQueue:
@@ -222,10 +220,10 @@ def _tenants(queue: ClassQueue, tenant: str) -> int:
 def _retry_after_s(queue: ClassQueue, now_s: float, ahead_tokens: float) -> float:
     """Return the time until `ahead_tokens` are placed, at the recent rate."""
     tokens_per_s = queue.shares.tokens_per_s(now_s)
-    longest_s = max(MIN_RETRY_S, queue.settings.max_wait_s)
+    longest_s = max(SHORTEST_RETRY_S, queue.settings.max_wait_s)
     if ahead_tokens >= tokens_per_s * longest_s:
         return longest_s
-    return max(MIN_RETRY_S, ahead_tokens / tokens_per_s)
+    return max(SHORTEST_RETRY_S, ahead_tokens / tokens_per_s)
 
 
 def _share_error(

@@ -88,7 +88,7 @@ DECISIVE = 0.25
 
 
 class Errors(Struct, frozen=True):
-    """How wrong the predictions of a scope are: of first tokens, and of times per output token."""
+    """The errors of a scope's predictions: of first tokens, and of times per output token."""
 
     ttft: LearnedRatio
     tpot: LearnedRatio
@@ -126,7 +126,7 @@ class Promises:
         return len(self.live)
 
     def errors(self, scope: Scope) -> Errors:
-        """Return how wrong the predictions of a scope are."""
+        """Return the errors of a scope's predictions."""
         return self._errors.get(scope) or Errors(LearnedRatio(), LearnedRatio())
 
     def give(self, request_id: str, rank: Rank, promise: Promise, now_s: float) -> None:
@@ -143,7 +143,7 @@ class Promises:
         self._count(scope, policy_class, "refused")
 
     def is_trial_due(self, scope: Scope) -> bool:
-        """Return whether so many were refused in a row that the next one is placed."""
+        """Return whether REFUSED_AT_MOST requests were refused in a row."""
         return self._refused[scope] >= REFUSED_AT_MOST
 
     def first_token(self, request_id: str, now_s: float) -> None:
