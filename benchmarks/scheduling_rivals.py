@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from router.scheduler.policy._predictive_kernel import PREFILL_OWN_S, QUEUE_S, TPOT_S
+from router.scheduler.policy._predicted_parts import PREFILL_OWN_S, QUEUE_S, TPOT_S
 from router.scheduler.policy.cache_aware import CacheAware
 from router.scheduler.policy.predictive import predicted_parts
 from router.scheduler.selector import Policy, Selector

@@ -61,7 +61,7 @@ class Placement(Struct, frozen=True, eq=False, gc=False):
 class Explained(Struct, frozen=True, eq=False):
     """The explanation of a placement, as callers can request it afterwards.
 
-    `predicted_s`: one row per candidate with the columns that `_predictive_kernel` names, for any
+    `predicted_s`: one row per candidate with the columns that `_predicted_parts` names, for any
     policy. `settings`: the settings of the policy. `removed`: the ranks that were not candidates,
     with reasons.
     """

@@ -10,7 +10,8 @@ from router.indexer.radix_tree._holder_sets import ENDS_COLUMNS, tree_at
 from router.indexer.radix_tree._tree_kernel import find
 from router.protocol.values import TIERS
 from router.runtime.kernels.numba_runtime import device, kernel
-from router.scheduler.policy._predictive_kernel import COST_S, PARTS, price
+from router.scheduler.policy._predicted_parts import PARTS
+from router.scheduler.policy._predictive_kernel import price
 from router.scheduler.predictor._progress_kernel import grow
 from router.scheduler.terms import CACHED_BLOCKS, NEW_BLOCKS, OVERLAP_DEVICE, TAINT_FACTOR
 from router.sequence.active._booking_rows import (
@@ -23,6 +24,7 @@ from router.sequence.active._booking_rows import (
     START,
     trie_at,
 )
+from router.sequence.active._booking_steps import reusable_blocks
 from router.sequence.active._prompt_trie import shared_way
 from router.sequence.hashing._hash_kernel import prompt_hashes
 from router.sequence.rank_table import BLOCK_SIZE, DECODE_BLOCKS, DECODE_SIDE, EAGLE, RANK_COLUMNS
@@ -74,8 +76,7 @@ def write_terms(
         row[column] = rank[column]
     for tier in range(TIERS):
         row[OVERLAP_DEVICE + tier] = overlap[tier]
-    reusable = max(isl_tokens - 1, 0) // max(int(row[BLOCK_SIZE]), 1)
-    row[CACHED_BLOCKS] = max(min(overlap[0], float(reusable)) - row[EAGLE], 0.0)
+    row[CACHED_BLOCKS] = reusable_blocks(overlap[0], isl_tokens, row[BLOCK_SIZE], row[EAGLE])
     row[NEW_BLOCKS] = total_blocks
     if flags & HIDES_BLOCKS:
         row[DECODE_BLOCKS] = np.nan
@@ -105,28 +106,6 @@ def subtract_depths(
     for i in range(len(places)):
         terms[places[i, 0], NEW_BLOCKS] -= depths[places[i, 1]]
     depths[:] = 0.0
-
-
-@device
-def write_costs(
-    terms: Floats,
-    slots: Ints,
-    isl_tokens: int,
-    expected_output_tokens: float,
-    now_s: float,
-    weights: Floats,
-    estimate: Floats,
-    ours: Floats,
-    costs: Floats,
-) -> tuple[int, int, float]:
-    """Write the cost of each candidate; return the result of `price`."""
-    parts = np.empty((len(costs), PARTS))
-    best = price(
-        terms, slots, isl_tokens, expected_output_tokens, now_s, weights, estimate, ours, parts
-    )
-    for i in range(len(costs)):
-        costs[i] = parts[i, COST_S]
-    return best
 
 
 @kernel(
@@ -193,7 +172,17 @@ def place(
         grow(terms, now_s, flags & COUNTS_OUTPUT != 0)
     if len(costs) == 0:
         return count, 0, 0, 0.0
-    first, ties, most = write_costs(
-        terms, slots, isl_tokens, expected_output_tokens, now_s, weights, estimate, ours, costs
+    none = np.empty((0, PARTS))
+    first, ties, most = price(
+        terms,
+        slots,
+        isl_tokens,
+        expected_output_tokens,
+        now_s,
+        weights,
+        estimate,
+        ours,
+        none,
+        costs,
     )
     return count, first, ties, most

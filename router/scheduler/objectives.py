@@ -13,7 +13,7 @@ from msgspec import Struct
 from router.protocol.requests import SelectRequest, Unmet
 from router.protocol.values import Phase, Scope
 from router.scheduler.errors import SloNotMetError, suggested_retry_s
-from router.scheduler.policy._predictive_kernel import (
+from router.scheduler.policy._predicted_parts import (
     MEASURED_BURSTS,
     PREFILL_OWN_S,
     QUEUE_S,

@@ -18,7 +18,7 @@ from router.scheduler.capacity.arrivals import (
     TOKENS,
 )
 from router.scheduler.capacity.demand import Demand, PoolRanks, demand_on
-from router.scheduler.policy._predictive_kernel import QUEUE_S, ROOM_S
+from router.scheduler.policy._predicted_parts import QUEUE_S, ROOM_S
 from router.scheduler.policy.predictive import predicted_parts
 from router.scheduler.terms import (
     CACHED_BLOCKS,

@@ -37,7 +37,7 @@ from router.scheduler.policy._cost_kernel import (
     SHOWN_REQUESTS,
     shown_terms,
 )
-from router.scheduler.policy._predictive_kernel import PREDICTED, PREFILL_OWN_S, QUEUE_S, TPOT_S
+from router.scheduler.policy._predicted_parts import PREDICTED, PREFILL_OWN_S, QUEUE_S, TPOT_S
 from router.scheduler.terms import (
     OVERLAP_DEVICE,
     OVERLAP_DISK,

@@ -19,6 +19,7 @@ from router.scheduler.terms import (
     OVERLAP_REMOTE,
     TAINT_FACTOR,
 )
+from router.sequence.active._booking_steps import reusable_blocks
 from router.sequence.rank_table import (
     BLOCK_SIZE,
     DECODE_BLOCKS,
@@ -210,8 +211,8 @@ def shown_terms(values: Array, isl_tokens: int, shown: npt.NDArray[np.int64]) ->
         row = values[i]
         for tier in range(TIERS):
             shown[i, tier] = int(row[OVERLAP_DEVICE + tier])
-        reusable = min(row[OVERLAP_REMOTE], max(isl_tokens - 1, 0) // row[BLOCK_SIZE])
-        shown[i, SHOWN_CACHED] = int(max(reusable - row[EAGLE], 0.0))
+        cached = reusable_blocks(row[OVERLAP_REMOTE], isl_tokens, row[BLOCK_SIZE], row[EAGLE])
+        shown[i, SHOWN_CACHED] = int(cached)
         shown[i, SHOWN_PREFILL] = int(row[PREFILL_TOKENS]) + int(uncached_tokens(row, isl_tokens))
         decode_blocks = row[DECODE_BLOCKS] + row[NEW_BLOCKS]
         shown[i, SHOWN_DECODE] = 0 if math.isnan(decode_blocks) else int(decode_blocks)

@@ -2,20 +2,16 @@
 
 import math
 from random import Random
+from typing import TypeAlias
 
 import numpy as np
 
 from router.scheduler._pick_kernel import nth_within
-from router.scheduler.policy._predictive_kernel import (
-    COST_S,
-    PARTS,
-    PREDICTED,
-    price,
-    weigh_parts,
-)
+from router.scheduler.policy._predicted_parts import PARTS, PREDICTED
+from router.scheduler.policy._predictive_kernel import price, weigh_parts
 from router.scheduler.selector import Choice, Names, Policy, pick
 from router.scheduler.settings import OBJECTIVES, PolicySettings
-from router.scheduler.terms import FloatArray, TermTable
+from router.scheduler.terms import NO_PARTS, FloatArray, TermTable
 
 
 class Predictive(Policy):
@@ -67,15 +63,16 @@ class Predictive(Policy):
         return _PARTS, parts
 
 
+Priced: TypeAlias = tuple[FloatArray, int, int, float]
+"""The costs, the first of the cheapest, how many are as good, and their highest cost."""
+
 _PARTS = (*PREDICTED, "slow_start_s", "preference", "trial_s")
 
 
-def _priced(table: TermTable, settings: PolicySettings) -> tuple[FloatArray, int, int, float]:
-    """Return the costs, the first of the cheapest, how many are as good, and their highest cost."""
+def _priced(table: TermTable, settings: PolicySettings) -> Priced:
     if table.costs is not None:
         return table.costs, table.first, table.ties, table.most
-    parts, first, ties, most = _price(table, settings)
-    return np.ascontiguousarray(parts[:, COST_S]), first, ties, most
+    return _price(table, settings, NO_PARTS)
 
 
 def cost_weights(
@@ -88,13 +85,15 @@ def cost_weights(
 
 
 def predicted_parts(table: TermTable, settings: PolicySettings) -> FloatArray:
-    """Return the parts of each candidate's cost; `_predictive_kernel` names the columns."""
-    return _price(table, settings)[0]
+    """Return the parts of each candidate's cost; `_predicted_parts` names the columns."""
+    parts = np.empty((len(table), PARTS))
+    _price(table, settings, parts)
+    return parts
 
 
-def _price(table: TermTable, settings: PolicySettings) -> tuple[FloatArray, int, int, float]:
-    """Return the parts of each candidate's cost, and the result of the kernel `price`."""
-    parts, expected = np.empty((len(table), PARTS)), table.expected_output_tokens
+def _price(table: TermTable, settings: PolicySettings, parts: FloatArray) -> Priced:
+    """Price the candidates, and write their parts to the rows of `parts`."""
+    costs, expected = np.empty(len(table)), table.expected_output_tokens
     first, ties, most = price(
         table.values,
         table.slots,
@@ -105,5 +104,6 @@ def _price(table: TermTable, settings: PolicySettings) -> tuple[FloatArray, int,
         table.claims.estimate,
         table.claims.ours,
         parts,
+        costs,
     )
-    return parts, first, ties, most
+    return costs, first, ties, most

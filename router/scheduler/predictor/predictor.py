@@ -22,7 +22,7 @@ from router.scheduler.predictor.rank_model import (
     SharedModel,
     is_sane,
 )
-from router.scheduler.predictor.rates import NOMINAL_S, Vector
+from router.scheduler.predictor.rates import Vector
 from router.scheduler.predictor.traffic import Traffic
 from router.sequence.active.tracker import FirstToken
 from router.sequence.rank_table import (
@@ -155,11 +155,6 @@ class Predictor:
                 _write_rates(self._table.row(rank), learning)
                 self._write_due(model, now_s)
 
-    def model_seconds(self, model_name: str) -> Vector:
-        """Return a model's rates, in the order of their columns; nominal ones if it is unknown."""
-        model = self._models.get(model_name)
-        return NOMINAL_S if model is None else model.learning.rates.seconds
-
     def is_measured(self, model_name: str) -> bool:
         """Return whether any work of a model was ever measured."""
         model = self._models.get(model_name)
@@ -199,7 +194,7 @@ def _is_usable(report: AnyReport) -> bool:
 def _write_rates(row: Vector, learning: RankModel) -> None:
     """Write the learned rates; 0 for work not counted by an engine that computed prompts."""
     row[_RATES] = learning.seconds
-    row[BURSTS] = learning.bursts
+    row[BURSTS] = learning.bursts.count
     row[RELATIVE_ERROR] = row[RATE_ERROR] = learning.rates.relative_error(learning.work)
     if not learning.counts_steps:
         row[BASE_S] = 0.0

@@ -7,7 +7,7 @@ import numpy as np
 from msgspec import structs
 
 from router.protocol.loads import LoadCounters, LoadReport, PolledLoad, TimedWork
-from router.scheduler.policy._predictive_kernel import MEASURED_BURSTS, SLOW_START_S
+from router.scheduler.policy._predicted_parts import MEASURED_BURSTS, SLOW_START_S
 from router.scheduler.predictor._rates_kernel import slowness
 from router.scheduler.predictor.busy_clock import BusyClock
 from router.scheduler.predictor.first_tokens import GUARDED, FirstTokens
@@ -185,17 +185,43 @@ class SharedModel:
         return Prior(self.rates.mean, self.rates.covariance, error, _EACH * error)
 
 
+class Bursts:
+    """The separate bursts of work by which a rank's rates were measured.
+
+    `count`: their number since the rank started or changed.
+    """
+
+    __slots__ = ("_began_s", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._began_s = -math.inf
+
+    def note(self, now_s: float) -> None:
+        """Count a burst of work, unless the last one continues."""
+        if now_s >= self._began_s + BURST_S:
+            self.count, self._began_s = self.count + 1, now_s
+
+    def end(self) -> None:
+        """End the present burst: the engine is idle."""
+        self._began_s = -math.inf
+
+    def restart(self) -> None:
+        """Forget all bursts: they measured another engine."""
+        self.count = 0
+        self.end()
+
+
 class RankModel:
     """The reports of one rank, and the rates and traffic derived from them.
 
-    `has_taught`: True once it has worked; until then its rates are its model's. `bursts`: separate
-    bursts of work that its rates were measured by, since it started or changed. `work`: its usual
-    work in one second. `slow_until_s`: end of the slow start, counted from when the rank appeared
-    or restarted; 0 if its first report contains finished requests.
+    `has_taught`: True once it has worked; until then its rates are its model's. `bursts`: of the
+    work that its rates were measured by. `work`: its usual work in one second. `slow_until_s`: end
+    of the slow start, counted from when the rank appeared or restarted; 0 if its first report
+    contains finished requests.
     """
 
     __slots__ = (
-        "_burst_s",
         "_clock",
         "_contexts",
         "_first_tokens",
@@ -220,8 +246,7 @@ class RankModel:
         self.excess_requests = Excess()
         self.excess_tokens = Excess()
         self.has_taught = False
-        self.bursts = 0
-        self._burst_s = -math.inf
+        self.bursts = Bursts()
         self._warm_up = WarmUp()
         self._clock = BusyClock()
         self._contexts = PromptContexts()
@@ -238,9 +263,9 @@ class RankModel:
         Until MEASURED_BURSTS of work have measured the rank, each burst makes a factor of PLAUSIBLE
         beside its model's rates believable: one burst may be unlike all others.
         """
-        if self.bursts >= MEASURED_BURSTS:
+        if self.bursts.count >= MEASURED_BURSTS:
             return self.rates.seconds
-        most = PLAUSIBLE**self.bursts
+        most = PLAUSIBLE**self.bursts.count
         usual = self.model.rates.seconds
         return np.clip(self.rates.seconds, usual / most, usual * most)
 
@@ -260,28 +285,34 @@ class RankModel:
         self._report, self._last_seen_s = report, now_s
         is_new = before is None or is_new_life(before, report)
         if is_new:
-            finished = report.counters.requests_finished
-            self._first_tokens.restart(finished)
-            self._warm_up.restart(is_warm=finished >= GUARDED)
-            self.bursts, self._burst_s = 0, -math.inf
-        if is_new and report.counters.requests_finished:
-            self.slow_until_s = 0.0
-        elif is_new and before is not None:
-            self.slow_until_s = now_s + SLOW_START_S
+            self._begin_life(report, now_s, is_first=before is None)
         counted = counted_since(before, report)
         if report.timed is None:
             busy_s = self._busy_s(before, report, counted, elapsed_s)
             self._fade(busy_s or 0.0, elapsed_s)
-            self._end_burst(is_idle=not busy_s)
-            if busy_s and not self._warm_up.is_first(counted):
+            if not busy_s:
+                self.bursts.end()
+            elif not self._warm_up.is_first(counted):
                 self._learn(work_of(counted), busy_s, now_s)
         else:
             self._fade(elapsed_s if _is_at_work(report) else 0.0, elapsed_s)
-            self._end_burst(is_idle=not _is_at_work(report))
+            if not _is_at_work(report):
+                self.bursts.end()
             self._learn_timed(timed_since(before, report), now_s, completed)
             self.learn_first_tokens(now_s)
         if not is_new:
             self.traffic.add(counted, self._prefill_s(counted), elapsed_s)
+
+    def _begin_life(self, report: AnyReport, now_s: float, *, is_first: bool) -> None:
+        """Forget what is not known of an engine that appeared, or restarted."""
+        finished = report.counters.requests_finished
+        self._first_tokens.restart(finished)
+        self._warm_up.restart(is_warm=finished >= GUARDED)
+        self.bursts.restart()
+        if finished:
+            self.slow_until_s = 0.0
+        elif not is_first:
+            self.slow_until_s = now_s + SLOW_START_S
 
     def _learn_timed(
         self, timed: list[TimedWork], now_s: float, completed: tuple[float, float]
@@ -379,18 +410,8 @@ class RankModel:
             self.model.note_slowness(slower)
             self.model.learn(work, busy_s / slower, now_s, error)
             if self.rates.learn(work, busy_s, self.model.anything, error):
-                self.bursts, self._burst_s = 0, -math.inf
-            self._note_burst(now_s)
-
-    def _note_burst(self, now_s: float) -> None:
-        """Count a burst of work, unless the last one continues."""
-        if now_s >= self._burst_s + BURST_S:
-            self.bursts, self._burst_s = self.bursts + 1, now_s
-
-    def _end_burst(self, *, is_idle: bool) -> None:
-        """End the present burst of work if the engine was idle."""
-        if is_idle:
-            self._burst_s = -math.inf
+                self.bursts.restart()
+            self.bursts.note(now_s)
 
     def _slowness(self, work: Vector) -> float:
         """Return the rank's time for its usual work, relative to its model's; near 1 if uncertain.

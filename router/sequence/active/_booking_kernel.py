@@ -87,7 +87,7 @@ from router.sequence.active._booking_steps import (
     note_waited,
     prefill_s,
     remove,
-    reusable_tokens,
+    reusable_blocks,
     write_load,
 )
 from router.sequence.active._prompt_trie import (
@@ -146,7 +146,8 @@ def book(
     tokens = max(isl_tokens - cached_tokens, 0)
     row[PREFILL_TOKENS], row[STAGE] = tokens, QUEUED
     figures, sums = booked(state)[booking], figures_of(state, SLOT_FIGURES, SLOT_FIGURES_COLUMNS)
-    left = min(tokens, isl_tokens - reusable_tokens(row[IN_FLIGHT_BLOCKS], isl_tokens, block_size))
+    in_flight = reusable_blocks(row[IN_FLIGHT_BLOCKS], isl_tokens, block_size, 0)
+    left = min(tokens, isl_tokens - in_flight * block_size)
     row[UNSHARED_TOKENS] = left
     figures[CONTEXTS] = left * (isl_tokens - left / 2)
     figures[BOOKED_S], figures[EXPIRES_S] = now_s, expires_s

@@ -18,6 +18,8 @@ that its engine is predicted to take for it alone. Source: Dynamo 1.6.1,
 A kernel that changes a slot ends with `write_load`: decisions read the rank table.
 """
 
+import math
+
 import numpy as np
 
 from router.runtime.kernels.numba_runtime import device, float_rows_at
@@ -325,10 +327,16 @@ def add_unshared(state: Ints, trie: Trie, bookings: Ints, booking: int, tokens: 
 
 
 @device
-def reusable_tokens(blocks: int, isl_tokens: int, block_size: int) -> int:
-    """Return the tokens that an engine reuses of these leading blocks; it computes at least one."""
-    reusable: int = min(blocks, max(isl_tokens - 1, 0) // block_size) * block_size
-    return reusable
+def reusable_blocks(
+    blocks: float, isl_tokens: float, block_size: float, dropped_blocks: float
+) -> float:
+    """Return how many of these leading blocks an engine reuses: it computes at least one token.
+
+    `dropped_blocks`: those that it computes again in any case, 1 with EAGLE. Source: as of
+    `footprint.reusable_blocks`.
+    """
+    most = math.floor(max(isl_tokens - 1, 0) / max(block_size, 1))
+    return max(min(blocks, most) - dropped_blocks, 0)
 
 
 @device

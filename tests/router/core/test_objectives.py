@@ -22,7 +22,7 @@ from router.protocol.loads import LoadCounters
 from router.protocol.replicas import PromptUsage
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.scheduler.errors import SloNotMetError
-from router.scheduler.policy import _predictive_kernel as kernel
+from router.scheduler.policy import _predicted_parts as kernel
 from router.scheduler.queue.waiting_room import Queueing
 from router.sequence.active.promises import REFUSED_AT_MOST
 from router.sequence.active.prompt import prepare

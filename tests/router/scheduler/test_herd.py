@@ -1,5 +1,6 @@
 """What routers learn of each other's bursts, and how they keep out of each other's way."""
 
+import math
 from random import Random
 
 import numpy as np
@@ -234,6 +235,7 @@ class Model:
                 withdraw(shared[of_ranks.index(rank)], tokens, contexts, booked_s)
         for row in shared:
             row[terms.CACHED_BLOCKS], row[terms.TAINT_FACTOR] = 0.0, 1.0
+            row[terms.NEW_BLOCKS] = math.inf
         tokens, contexts, isl_tokens = (each / self.sums[0] for each in self.sums[1:])
         for weight in turns:
             costs = self.average_costs(shared, tokens, isl_tokens, now_s, delay_weight)

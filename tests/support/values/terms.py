@@ -77,7 +77,8 @@ def predicted_costs(rows, isl_tokens, expected, now_s, weights=(0.1, 0.75, 0.25,
     saved = [saved_tokens(row, isl_tokens, weights[1:]) for row in rows]
     cached = 0.0
     for each in saved:
-        cached += each / len(rows)
+        cached += each
+    cached /= len(rows)
     being_computed, occupied = siblings(rows, isl_tokens)
     bound = max(1 - max(cached / max(isl_tokens, 1.0), being_computed), 0.0)
     followers = 1 / 3 * bound * mean(rows, ranks.REUSE)
@@ -143,8 +144,9 @@ def arrivals(rows, tied=0.0):
     """Requests a second that queue."""
     rate = share = 0.0
     for row in rows:
-        rate += row[ranks.REQUESTS_PER_S] / len(rows)
-        share += row[ranks.PREFILL_SHARE] / len(rows)
+        rate += row[ranks.REQUESTS_PER_S]
+        share += row[ranks.PREFILL_SHARE]
+    rate, share = rate / len(rows), share / len(rows)
     return rate * (share + (1.0 - share) * tied) / max(1.0 - share, 1e-9)
 
 

@@ -24,7 +24,7 @@ from router.protocol.requests import (
     SelectRequest,
 )
 from router.protocol.values import SCHEME, TIERS, Identity, Tier
-from router.scheduler.policy._predictive_kernel import PREDICTED, PREFILL_OWN_S
+from router.scheduler.policy._predicted_parts import PREDICTED, PREFILL_OWN_S
 from router.scheduler.policy.custom import checked_policy
 from router.scheduler.policy.registry import builtin_policies
 from router.scheduler.selector import Policy

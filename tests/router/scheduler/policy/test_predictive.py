@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from router.scheduler._herd_kernel import RECEIVED
 from router.scheduler.herd import ALONE, ExpectedLoad
-from router.scheduler.policy import _predictive_kernel as kernel
+from router.scheduler.policy import _predicted_parts as kernel
 from router.scheduler.policy.predictive import Predictive, predicted_parts
 from router.scheduler.settings import PolicySettings
 from router.scheduler.terms import (

@@ -6,7 +6,7 @@ import pytest
 from router.core.commands import Admit, Free, PrefillComplete, Select, Submit, Tick
 from router.core.effects import AdmitWaiting
 from router.protocol.requests import ConfigOverride, SelectRequest
-from router.scheduler.policy._predictive_kernel import QUEUE_S
+from router.scheduler.policy._predicted_parts import QUEUE_S
 from router.scheduler.queue.waiting_room import Queueing
 from router.sequence.active.prompt import prepare
 from router.sequence.rank_table import (
