@@ -111,31 +111,19 @@ class CoreHost:
     ) -> None:
         self._kind, self._config, self._hooks = kind, config, hooks
         self.duties = duties or PollDuties(None)
-        service, on_bus = config.service, config.bus
         self.core = core
-        self.subjects = Subjects(on_bus.namespace)
+        self.subjects = Subjects(config.bus.namespace)
         self.status = ServiceStatus(
-            on_bus.nats_url, needs_workers=needs_workers, initial_workers=initial_workers
+            config.bus.nats_url, needs_workers=needs_workers, initial_workers=initial_workers
         )
         self.edge = Edge(config.security)
-        self._access = nats_access(config.nats, on_bus.nats_url)
+        self._access = nats_access(config.nats, config.bus.nats_url)
         self.metrics = RouterMetrics()
-        registry = self.metrics.registry
-        expose(registry, "kv_router_", EDGE_METRICS, self.edge)
-        expose_state(registry, core, self.status)
-        expose_ranks(registry, core, service.metrics_max_ranks)
-        expose_capacity(registry, core)
-        self._data_dir = DataDir(Path(service.data_dir)) if service.data_dir else None
-        turns = SliceScheduler()
-        self.engines = Engines(
-            core,
-            self.metrics,
-            self._data_dir,
-            turns,
-            max_ranks=service.max_registered_ranks,
-            metrics_max_ranks=service.metrics_max_ranks,
-        )
         self.timeline = EventTimeline(time.time)
+        data_dir = config.service.data_dir
+        self._data_dir = DataDir(Path(data_dir)) if data_dir else None
+        turns = SliceScheduler()
+        self.engines = self._make_engines(turns)
         self.effect_runner = EffectRunner(
             self.subjects,
             self.metrics,
@@ -143,33 +131,59 @@ class CoreHost:
             republish=self.engines.republish,
             timeline=self.timeline,
         )
-        self.registrations = Registrations(core, service.max_registered_ranks)
-        expose(registry, "kv_router_", REGISTRATION_METRICS, self.registrations)
-        self.registrar = Registrar(
-            core,
+        self.registrations = Registrations(core, config.service.max_registered_ranks)
+        self.registrar = self._make_registrar(make_worker)
+        self.feed = self._make_feed(turns)
+        self._watch = WorkerWatch(
+            core, self.engines, self.timeline, Random(), asks_servers=config.service.check_workers
+        )
+        self._expose_state()
+        self.bus: Bus | None = None
+        self.endpoint = ""
+
+    def _make_engines(self, turns: SliceScheduler) -> Engines:
+        service = self._config.service
+        return Engines(
+            self.core,
+            self.metrics,
+            self._data_dir,
+            turns,
+            max_ranks=service.max_registered_ranks,
+            metrics_max_ranks=service.metrics_max_ranks,
+        )
+
+    def _make_registrar(self, make_worker: MakeWorker) -> Registrar:
+        return Registrar(
+            self.core,
             self.registrations,
             self.engines,
             self.effect_runner,
             self._data_dir,
             make_worker,
             keeps_orders=not self.status.has_bus,
-            allow_public=service.allow_public_engines,
+            allow_public=self._config.service.allow_public_engines,
         )
-        self.feed = BusFeed(
-            core,
+
+    def _make_feed(self, turns: SliceScheduler) -> BusFeed:
+        return BusFeed(
+            self.core,
             self.effect_runner,
             self.status,
             self.metrics,
             self.subjects,
-            on_bus,
+            self._config.bus,
             turns,
             self.duties,
         )
-        self._watch = WorkerWatch(
-            core, self.engines, self.timeline, Random(), asks_servers=service.check_workers
-        )
-        self.bus: Bus | None = None
-        self.endpoint = ""
+
+    def _expose_state(self) -> None:
+        """Add the metrics that are read from the state when they are scraped."""
+        registry, core = self.metrics.registry, self.core
+        expose(registry, "kv_router_", EDGE_METRICS, self.edge)
+        expose_state(registry, core, self.status)
+        expose_ranks(registry, core, self._config.service.metrics_max_ranks)
+        expose_capacity(registry, core)
+        expose(registry, "kv_router_", REGISTRATION_METRICS, self.registrations)
 
     def reconfigure(self, config: RouterConfig | IndexerConfig) -> None:
         """Apply changed settings; see `reload.LIVE`."""

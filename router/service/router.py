@@ -101,13 +101,7 @@ class RouterService:
         expose_accuracy(
             self.host.metrics.registry, core.closed_loop, config.service.metrics_max_ranks
         )
-        self._presence = RouterPresence(
-            config.router_id,
-            config.service.name,
-            self._incarnation,
-            self.host.subjects,
-            config.bus.num_replicas,
-        )
+        self._presence = self._make_presence()
         self._sessions = make_sessions(config.sessions, config.bus.namespace, self.host.metrics)
         self._decision_log = make_decision_log(config.observability, core, self.host.metrics)
         self._tracer = make_tracer(config.observability, config.service.name, self.host.metrics)
@@ -115,17 +109,7 @@ class RouterService:
             self.host.metrics.decisions, self._decision_log, self._tracer
         )
         self.commands = self._make_commands(core, shadow)
-        self._dashboard = Dashboard(
-            config.service.name,
-            config.bodies,
-            config.observability.max_dashboard_streams,
-            core,
-            self.host.status,
-            self.host.metrics,
-            self.host.timeline,
-            self.commands,
-            self._watch,
-        )
+        self._dashboard = self._make_dashboard()
         self._dynamo = self._make_dynamo(core, shadow)
         self._discovery = self._make_discovery()
         self._attachments = self._make_attachments()
@@ -192,6 +176,30 @@ class RouterService:
         finally:
             if self._sessions is not None:
                 await self._sessions.close()
+
+    def _make_presence(self) -> RouterPresence:
+        config = self._config
+        return RouterPresence(
+            config.router_id,
+            config.service.name,
+            self._incarnation,
+            self.host.subjects,
+            config.bus.num_replicas,
+        )
+
+    def _make_dashboard(self) -> Dashboard:
+        config, host = self._config, self.host
+        return Dashboard(
+            config.service.name,
+            config.bodies,
+            config.observability.max_dashboard_streams,
+            host.core,
+            host.status,
+            host.metrics,
+            host.timeline,
+            self.commands,
+            self._watch,
+        )
 
     def _make_commands(self, core: RouterCore, shadow: Shadow | None) -> Commands:
         effect_runner, metrics = self.host.effect_runner, self.host.metrics
