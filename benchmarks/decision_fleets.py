@@ -2,11 +2,11 @@
 
 import asyncio
 import resource
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import count
 from random import Random
 from time import monotonic, perf_counter_ns
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -53,6 +53,21 @@ class Shape(Struct, frozen=True):
     prompt_tokens: int
 
 
+class Hashed(Struct, frozen=True):
+    """A prompt as its caller hashed it: signed integers, the form that both sides take."""
+
+    block_hashes: list[int]
+    sequence_hashes: list[int]
+    isl_tokens: int
+
+
+class Answer(NamedTuple):
+    """What is read out of a reply: the chosen rank, and how many tokens it is credited with."""
+
+    rank: Rank
+    cached_tokens: int
+
+
 class World:
     """What both fleets hold: of one prompt, each rank another part of the beginning; and what is
     booked there: on each rank two prompts of 2,048 tokens.
@@ -79,6 +94,21 @@ class World:
 
     def new_prompts(self, count: int) -> list[Tokens]:
         return [self.new_prompt() for _ in range(count)]
+
+    def new_hashed(self, count: int) -> list[Hashed]:
+        return [_hashed(prompt) for prompt in self.new_prompts(count)]
+
+    def require_right(self, answers: Iterable[Answer]) -> None:
+        """Raise RuntimeError unless each rank is credited with exactly what it holds."""
+        for answer in answers:
+            if answer.cached_tokens != self.held_blocks[answer.rank] * BLOCK_SIZE:
+                raise RuntimeError(f"{answer} is not what that rank holds")
+
+
+def _hashed(tokens: Tokens) -> Hashed:
+    local_hashes = local_block_hashes(tokens, BLOCK_SIZE)
+    both = (hashes.view(np.int64).tolist() for hashes in (local_hashes, chain(local_hashes)))
+    return Hashed(*both, len(tokens))
 
 
 class OurFleet:
@@ -118,6 +148,17 @@ class OurFleet:
             **SCOPE, token_ids=tokens, router_config_override=ConfigOverride(policy=policy)
         )
         return self._core.handle(Select(request, prepare(request, [IDENTITY])), 0.0)[0].rank
+
+    def select_hashed(self, prompt: Hashed) -> Answer:
+        """Choose by the default policy, from hashes."""
+        request = SelectRequest(
+            **SCOPE,
+            block_hashes=prompt.block_hashes,
+            sequence_hashes=prompt.sequence_hashes,
+            isl_tokens=prompt.isl_tokens,
+        )
+        chosen = self._core.handle(Select(request, prepare(request, [IDENTITY])), 0.0)[0]
+        return Answer(chosen.rank, chosen.overlap_blocks * BLOCK_SIZE)
 
     def cycle(self, tokens: Tokens, policy: str) -> None:
         """Choose, book there, mark the prefill complete, free."""
@@ -159,6 +200,34 @@ class PeerFleet:
         """Nanoseconds of each choice with its booking, the prefill's completion and the end."""
         return self._loop.run_until_complete(self._times(self._cycle, prompts))
 
+    def hashed_times(
+        self, prompts: Sequence[Hashed], at_once: int
+    ) -> tuple[CallTimes, list[Answer]]:
+        """Nanoseconds of a choice, of so many that are awaited together, and the answers."""
+        return self._loop.run_until_complete(self._hashed_times(prompts, at_once))
+
+    async def _hashed_times(
+        self, prompts: Sequence[Hashed], at_once: int
+    ) -> tuple[CallTimes, list[Answer]]:
+        times, answers = [], []
+        for start in range(0, len(prompts), at_once):
+            begun_ns = perf_counter_ns()
+            calls = [self._select_hashed(each) for each in prompts[start : start + at_once]]
+            answers += await asyncio.gather(*calls) if at_once > 1 else [await calls[0]]
+            times.append((perf_counter_ns() - begun_ns) // at_once)
+        return times, answers
+
+    async def _select_hashed(self, prompt: Hashed) -> Answer:
+        answer = await self._service.select(
+            {
+                **SCOPE,
+                "block_hashes": prompt.block_hashes,
+                "sequence_hashes": prompt.sequence_hashes,
+                "isl_tokens": prompt.isl_tokens,
+            }
+        )
+        return Answer(Rank(answer["worker_id"], answer["dp_rank"]), answer["overlap"]["gpu"])
+
     async def _times(self, call: Call, prompts: Sequence[Tokens]) -> CallTimes:
         times = []
         for token_ids in [tokens.tolist() for tokens in prompts]:
@@ -178,7 +247,7 @@ class PeerFleet:
         await self._service.free_reservation(selection_id)
 
     async def _fill(self, world: World) -> None:
-        self._service = dynamo().SelectionService(indexer_threads=1)
+        self._service = dynamo().SelectionService()  # its threads are its default
         sockets = {rank: self._context.socket(zmq.XPUB) for rank in world.ranks}
         for socket in sockets.values():
             socket.bind("tcp://127.0.0.1:*")
@@ -248,8 +317,12 @@ def _registration(worker_id: int, ranks: int, sockets: dict[Rank, zmq.Socket]) -
 
 
 def _stored(tokens: Tokens, rank: Rank) -> list[bytes]:
-    """A batch of vLLM's: one event with these blocks, under names of the engine's own."""
+    """A batch of vLLM's: one event with these blocks.
+
+    Engines name equal blocks alike, as vLLM's do with one PYTHONHASHSEED. Where their names
+    differ, the peer credits ranks with too few blocks, if its index has more than one thread.
+    """
     blocks = len(tokens) // BLOCK_SIZE
-    names = [(rank.worker_id * 1024 + rank.dp_rank) * 65_536 + i + 1 for i in range(blocks)]
+    names = list(range(1, blocks + 1))
     event = ["BlockStored", names, None, tokens.tolist(), BLOCK_SIZE, None, "GPU"]
     return [b"", (0).to_bytes(8, "big"), msgspec.msgpack.encode([0.0, [event], rank.dp_rank])]

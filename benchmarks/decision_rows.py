@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from decision_fleets import OurFleet, PeerFleet, Shape, Tokens, World
+from decision_fleets import Answer, OurFleet, PeerFleet, Shape, Tokens, World
 from report import Benchmark, Section, report
 from rows import Row
 from timing import Bounded, CallTimes, Scale, alternate, call_times, median_us
@@ -14,7 +14,8 @@ from router.scheduler.policy.registry import builtin_policies
 SELECT_GOALS_US = {512: 25.0, 8_192: 40.0}
 CYCLE_GOALS_US = {512: 60.0, 8_192: 80.0}
 FLEET_GOAL_US = 300.0
-CALLS, FLEET_CALLS, QUICK_CALLS = 300, 100, 50
+CALLS, HASHED_CALLS, FLEET_CALLS, QUICK_CALLS = 300, 320, 100, 48
+AT_ONCE = 16
 ROUNDS = 5
 
 POLICIES = [policy.name for policy in builtin_policies()]
@@ -26,6 +27,51 @@ def select_rows(scale: Scale) -> list[Row]:
         world = World(Shape(16, 1, tokens))
         rows += _select_rows(world, world, _calls(scale, CALLS), goal_us)
     return rows
+
+
+def hashed_rows(scale: Scale) -> list[Row]:
+    """The peer's best interface: hashes in place of tokens; calls that are awaited together.
+
+    The answers of both are read, and compared with what the chosen rank holds.
+    """
+    rows: list[Row] = []
+    for tokens, goal_us in SELECT_GOALS_US.items():
+        world, calls = World(Shape(16, 1, tokens)), _calls(scale, HASHED_CALLS)
+        ours, peer = OurFleet(world), PeerFleet(world)
+        sides = [
+            _times_of_hashed(world, ours, calls),
+            *(_peer_times_of_hashed(world, peer, calls, at_once) for at_once in (1, AT_ONCE)),
+        ]
+        own, one, several = map(median_us, alternate(sides, ROUNDS, warm_up=True))
+        names = (f"{tokens}, hashes", f"{tokens}, hashes, {AT_ONCE} awaited together")
+        rows += [
+            Bounded(name, own, time_us, "µs", goal_us, lower=True)
+            for name, time_us in zip(names, (one, several), strict=True)
+        ]
+    return rows
+
+
+def _times_of_hashed(world: World, ours: OurFleet, calls: int) -> Callable[[int], CallTimes]:
+    def times(_: int) -> CallTimes:
+        answers: list[Answer] = []
+        of_calls = call_times(
+            lambda each: answers.append(ours.select_hashed(each)), world.new_hashed(calls)
+        )
+        world.require_right(answers)
+        return of_calls
+
+    return times
+
+
+def _peer_times_of_hashed(
+    world: World, peer: PeerFleet, calls: int, at_once: int
+) -> Callable[[int], CallTimes]:
+    def times(_: int) -> CallTimes:
+        of_calls, answers = peer.hashed_times(world.new_hashed(calls), at_once)
+        world.require_right(answers)
+        return of_calls
+
+    return times
 
 
 def fleet_rows(scale: Scale) -> list[Row]:
@@ -77,6 +123,7 @@ def _calls(scale: Scale, calls: int) -> int:
 
 MEASURE: dict[str, Callable[[Scale], list[Row]]] = {
     "select": select_rows,
+    "hashes": hashed_rows,
     "cycle": cycle_rows,
     "fleet": fleet_rows,
 }

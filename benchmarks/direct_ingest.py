@@ -6,24 +6,27 @@ counts once the router's answers credit it: the one stored last is asked for unt
 event for each; pairs are counted. Beside it, as the plain alternative: the same payloads decoded by
 msgspec into a set, on the same core.
 
+`peer`: the same bytes into Dynamo's selection service, the two in turn on the same core.
+
 `busy` counts the router's own seconds alone: on a machine that does other things, too,
 it says what a free core would do, and nothing about waiting.
 """
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from statistics import median
 
 import zmq
-from direct_router import DirectRouter
+from direct_router import DirectRouter, running_peer
 from direct_scale import DirectScale
 from events_engine import BLOCK_SIZE, SETTLE_S, STOP, Traffic, last_path, run_engine
 from events_processes import READER_CORE, free_port, process_anywhere, process_on
 from events_zmq import FULL, GOAL_PAIRS, GOAL_STORED, PATIENCE_S, ROOMY, plain_s
 from rows import Row
-from timing import Bounded
+from timing import Bounded, alternate
 
-from router.sequence.hashing.block_hashes import chain, local_block_hashes, token_array
+from router.sequence.hashing.block_hashes import TokenArray, token_array
 
 POLL_S = 0.02
 REPORTED_S = 5.0
@@ -53,8 +56,7 @@ def _rows(
     scale: DirectScale,
 ) -> list[Row]:
     traffic = Traffic(_endpoint(), _endpoint(), scale.engine_batches, pool_blocks)
-    tokens = token_array(engine.submit(last_path, traffic).result())
-    last = int(chain(local_block_hashes(tokens, BLOCK_SIZE))[-1])
+    last = token_array(engine.submit(last_path, traffic).result())
     seconds = [_ours_s(router, engine, traffic, last) for _ in range(scale.rounds + 1)][1:]
     plain = traffic.blocks / median(
         [reader.submit(plain_s, traffic).result() for _ in range(scale.rounds)]
@@ -66,20 +68,52 @@ def _rows(
     ]
 
 
+def peer_rows(router: DirectRouter, scale: DirectScale) -> list[Row]:
+    """Million blocks a second, of the same bytes: ours and Dynamo's selection service."""
+    traffic = Traffic(_endpoint(), _endpoint(), scale.engine_batches, ROOMY)
+    with process_anywhere() as engine, running_peer() as peer:
+        last = token_array(engine.submit(last_path, traffic).result())
+        sides = [
+            lambda _: _ours_s(router, engine, traffic, last),
+            lambda _: _followed_s(peer, engine, traffic, last),
+        ]
+        ours, theirs = alternate(sides, scale.rounds, warm_up=True)
+    return [
+        Row(name, *(traffic.blocks / 1e6 / median(times) for times in pair), "M/s", 1, lower=False)
+        for name, pair in zip(
+            ("stored", "stored, busy"),
+            zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True),
+            strict=True,
+        )
+    ]
+
+
 def _endpoint() -> str:
     return f"tcp://127.0.0.1:{free_port()}"
 
 
 def _ours_s(
-    router: DirectRouter, engine: Executor, traffic: Traffic, last: int
+    router: DirectRouter, engine: Executor, traffic: Traffic, last: TokenArray
 ) -> tuple[float, float]:
-    """Seconds, and processor seconds of the router, until all of it is in the index."""
+    """Seconds, and processor seconds of our router, until all of it is in the index; counted."""
+    return _followed_s(router, engine, traffic, last, lambda: _require_all(router, traffic))
+
+
+def _followed_s(
+    router: DirectRouter,
+    engine: Executor,
+    traffic: Traffic,
+    last: TokenArray,
+    check: Callable[[], None] = lambda: None,
+) -> tuple[float, float]:
+    """Seconds, and processor seconds of a router, until it credits the prompt stored last."""
     running = engine.submit(run_engine, traffic)
     num_blocks = min(2 * traffic.pool_blocks, traffic.blocks)
     router.register(0, traffic.events_endpoint, traffic.replay_endpoint, BLOCK_SIZE, num_blocks)
+    _begin(traffic)
     try:
         looks = _look_until_held(router, traffic, last)
-        _require_all(router, traffic)
+        check()
     finally:
         _stop(traffic)
         router.remove(0)
@@ -89,7 +123,7 @@ def _ours_s(
 
 
 def _look_until_held(
-    router: DirectRouter, traffic: Traffic, last: int
+    router: DirectRouter, traffic: Traffic, last: TokenArray
 ) -> list[tuple[float, float]]:
     """Ask for the block stored last until it is found; but not before it can be, as answers take
     the router's time. Moments, each with its processor time; the last is when it had been found.
@@ -126,7 +160,16 @@ def _counted(router: DirectRouter) -> tuple[float, float]:
 
 
 def _stop(traffic: Traffic) -> None:
+    _send(traffic, STOP)
+
+
+def _begin(traffic: Traffic) -> None:
+    """Ask for a replay in place of a follower that does so after a gap alone."""
+    _send(traffic, (0).to_bytes(8, "big"))
+
+
+def _send(traffic: Traffic, message: bytes) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.connect(traffic.replay_endpoint)
-        socket.send_multipart([b"", STOP])
+        socket.send_multipart([b"", message])
         time.sleep(0.1)

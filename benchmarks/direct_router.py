@@ -1,14 +1,20 @@
-"""The router of a measurement: the real process, without a bus, on one core."""
+"""The router of a measurement: the real process, without a bus, on one core. Or the peer's."""
 
+import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import httpx
+import numpy as np
+from conformance.environments import python_of
 from events_processes import READER_CORE, free_port, pin
+from peer import REQUIREMENTS, VENV
+
+from router.sequence.hashing.block_hashes import TokenArray, chain, local_block_hashes
 
 START_S = 30.0
 _SCHEDULED = 2
@@ -24,7 +30,7 @@ def processor_s_of(pid: int) -> float:
 
 
 class DirectRouter:
-    """A `kv-router serve` to which workers are registered over HTTP."""
+    """A `kv-router serve`, or a selection service, to which workers are registered over HTTP."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
         self._process = process
@@ -54,12 +60,17 @@ class DirectRouter:
         """Forget it."""
         self.client.delete(f"/workers/{worker_id}").raise_for_status()
 
-    def holds(self, worker_id: int, sequence_hash: int, block_size: int) -> bool:
-        """Does the router credit this worker with a block? Asked as whoever places prompts does."""
-        body = {"sequence_hashes": [sequence_hash], "isl_tokens": block_size}
+    def holds(self, worker_id: int, prompt: TokenArray, block_size: int) -> bool:
+        """Is this worker credited with all of a prompt? Asked as whoever places prompts does."""
+        local_hashes = local_block_hashes(prompt, block_size)
+        body = {
+            "block_hashes": local_hashes.view(np.int64).tolist(),
+            "sequence_hashes": chain(local_hashes).view(np.int64).tolist(),
+            "isl_tokens": len(prompt),
+        }
         reply = self.client.post("/overlap_scores", json=body).raise_for_status().json()
         found = (each for each in reply["workers"] if each["worker_id"] == worker_id)
-        return any(each["device_blocks"] for each in found)
+        return any(each["device_blocks"] == len(local_hashes) for each in found)
 
     def samples(self, name: str, **labels: str) -> dict[str, float]:
         """The metric's samples with these labels, by all of their labels."""
@@ -77,11 +88,27 @@ class DirectRouter:
 
 @contextmanager
 def running_router() -> Iterator[DirectRouter]:
-    """Started, and stopped afterwards."""
+    """Start ours, and stop it afterwards."""
+    command = [sys.executable, "-m", "router", "serve", "--log-level", "error", "--http-port"]
+    with _running(command, dict(os.environ)) as router:
+        yield router
+
+
+@contextmanager
+def running_peer() -> Iterator[DirectRouter]:
+    """Start Dynamo's selection service as it comes, and stop it afterwards."""
+    python = str(python_of(VENV, REQUIREMENTS))
+    environment = {**os.environ, "DYN_LOG": "error"}
+    environment.pop("PYTHONPATH", None)
+    with _running([python, "-m", "dynamo.select_service", "--port"], environment) as peer:
+        yield peer
+
+
+@contextmanager
+def _running(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[DirectRouter]:
     port = free_port()
-    command = [sys.executable, "-m", "router", "serve", "--http-port", str(port)]
     process = subprocess.Popen(
-        [*command, "--log-level", "error"], preexec_fn=lambda: pin(READER_CORE)
+        [*command, str(port)], env=environment, preexec_fn=lambda: pin(READER_CORE)
     )
     try:
         router = DirectRouter(process, f"http://127.0.0.1:{port}")
