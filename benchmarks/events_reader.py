@@ -16,6 +16,7 @@ from router.indexer.base import Indexer
 from router.indexer.event_log import LogVerdict
 from router.indexer.factory import make_indexer
 from router.ingest.effect_runner import EffectRunner
+from router.ingest.engine_polls import PollDuties
 from router.ingest.event_stream import NatsStream
 from router.ingest.subscriber import Subscriber
 from router.observability.health import ServiceStatus
@@ -89,6 +90,7 @@ class CoreReader:
             metrics,
             self.subjects,
             SliceScheduler(),
+            PollDuties(None),
         )
 
     @asynccontextmanager

@@ -4,7 +4,9 @@ A document with figures is made from a template of the same name in docs/templat
 
     {{ row("forward", "latency", "beside vllm-router").ours | n }} µs      a row of a result
     {{ total("conformance", "ours", "right") }}                            a total of a result
+    {{ rows("rates", "simulated", "*60 s") | map(attribute="ours") | max }}   of several rows
     {{ code("router.discovery.worker_verdicts:GONE_S") | n }} s            a limit or a default
+    {{ setting("reservation_ttl_s") | n }} s                               a default of `kv-router serve`
     {{ given("70 B") }}                                                    a condition, not a finding
 """
 
@@ -19,34 +21,51 @@ from typing import Any
 import jinja2
 from msgspec import Struct
 
+from router.config.router import RouterConfig
+from router.runtime.process.settings import settings_of
+
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "docs" / "templates"
 RESULTS = ROOT / "benchmarks" / "results"
 
 
 class Figure(Struct, frozen=True):
-    """A row of a result. `ratio`: ours to the peer's, or as the benchmark defines it."""
+    """A row of a result. `ratio`: ours to the peer's, or as the benchmark defines it.
+
+    `error`: half the width of the ratio's confidence interval.
+    """
 
     ours: float
     peer: float
     ratio: float
+    error: float
     goal: float
     holds: bool
 
 
-def row(result: str, section: str, name: str) -> Figure:
-    """Return the one row of a section whose name matches. Raises LookupError without exactly one.
+def rows(result: str, section: str, name: str) -> list[Figure]:
+    """Return the rows of a section whose name matches; `*` stands for anything.
 
-    `name`: as in the result; `*` stands for anything.
+    Raises LookupError if there is none.
     """
-    rows = read(result)[section]["rows"]
-    found = [each for each in rows if fnmatchcase(each["name"], name)]
+    every = read(result)[section]["rows"]
+    found = [each for each in every if fnmatchcase(each["name"], name)]
+    if not found:
+        raise LookupError(_unmatched(result, section, name, 0))
+    return [Figure(**{field: each[field] for field in Figure.__struct_fields__}) for each in found]
+
+
+def row(result: str, section: str, name: str) -> Figure:
+    """Return the one row of a section whose name matches. Raises LookupError without exactly one."""
+    found = rows(result, section, name)
     if len(found) != 1:
-        names = ", ".join(each["name"] for each in rows)
-        raise LookupError(
-            f"{result}, {section}: {len(found)} rows match {name!r} (there are: {names})"
-        )
-    return Figure(**{field: found[0][field] for field in Figure.__struct_fields__})
+        raise LookupError(_unmatched(result, section, name, len(found)))
+    return found[0]
+
+
+def _unmatched(result: str, section: str, name: str, count: int) -> str:
+    names = ", ".join(each["name"] for each in read(result)[section]["rows"])
+    return f"{result}, {section}: {count} rows match {name!r} (there are: {names})"
 
 
 def total(result: str, *path: str) -> Any:
@@ -82,6 +101,11 @@ def code(name: str) -> Any:
     ]
 
 
+def setting(name: str) -> Any:
+    """Return the default of a setting of `kv-router serve`."""
+    return next(each.value for each in settings_of(RouterConfig()) if each.name == name)
+
+
 def given(text: str) -> str:
     """Return a condition of a measurement or an example, which nothing measures."""
     return text
@@ -108,7 +132,9 @@ def _environment() -> jinja2.Environment:
         comment_end_string="##}",
         autoescape=False,  # noqa: S701  Markdown, from files of this repository alone
     )
-    made.globals.update(row=row, total=total, scored=scored, facts=facts, code=code, given=given)
+    made.globals |= {
+        each.__name__: each for each in (row, rows, total, scored, facts, code, setting, given)
+    }
     made.filters["n"] = number
     return made
 

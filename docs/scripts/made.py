@@ -2,8 +2,8 @@
 
     PYTHONPATH=.:benchmarks:docs/scripts python docs/scripts/made.py
 
-A whole file, from a template with figures (`figures`) or by a function; or in a file written by hand
-what stands between `<!-- made: NAME -->` and `<!-- end -->`. A test holds all of it in step. Results
+A whole file, from a template with figures (`figures`) or by a function; or in any other file, or a
+template, what stands between `<!-- made: NAME -->` and `<!-- end -->`. A test holds all of it in step. Results
 that are older than the code they measure are listed.
 """
 
@@ -39,9 +39,7 @@ SECTIONS: Mapping[tuple[str, str], Callable[[], str]] = {
 
 def as_made(path: str) -> str:
     """Return the content that the file should have."""
-    if path in WHOLE:
-        return WHOLE[path]()
-    text = (ROOT / path).read_text()
+    text = WHOLE[path]() if path in WHOLE else (ROOT / path).read_text()
     for (file, name), make in SECTIONS.items():
         if file == path:
             text = _with_section(text, name, make())

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 import figures
+import made
 import pytest
 
 ROOT = Path(__file__).parents[2]
-UNIT = r"(?:µs|ms|s|×|%|MB|GB|B|M blocks/s|cycles/s|per second|a second)"
+UNIT = r"(?:µs|ms|s|×|%|MB|GB|MiB|GiB|B|M blocks/s|M/s|M a second|cycles/s|per second|a second)"
 NUMBERS = r"\d[\d,.]*(?:\s*(?:to|–|/|and|;)\s*\d[\d,.]*)*"
 FIGURE = re.compile(rf"(?<![\w.#/`-]){NUMBERS}\s?{UNIT}(?![\w])")
 OUTPUT = re.compile(r"^```.*?^```", re.M | re.S)
@@ -20,14 +21,26 @@ def figures_written_by_hand(template):
     return FIGURE.findall(re.sub(r"\{\{.*?\}\}", "…", text, flags=re.S))
 
 
+BY_HAND = [
+    path
+    for path in ("README.md", *sorted(f"docs/{each.name}" for each in (ROOT / "docs").glob("*.md")))
+    if path not in made.WHOLE
+]
+
+
 @pytest.mark.parametrize("path", figures.templates())
 def test_template_has_no_measured_figure_of_its_own(path):
     assert figures_written_by_hand((figures.TEMPLATES / path).read_text()) == []
 
 
+@pytest.mark.parametrize("path", BY_HAND)
+def test_document_without_a_template_has_no_measured_figure(path):
+    assert figures_written_by_hand((ROOT / path).read_text()) == []
+
+
 @pytest.mark.parametrize(
     "text",
-    ["It takes 3.5 ms.", "| 1,200 / 30 µs |", "**0.83 ×**", "9 % more", "2.5 to 3 s", "44 MB"],
+    ["It takes 3.5 ms.", "| 1,200 / 30 µs |", "**0.83 ×**", "9 % more", "2.5 to 3 s", "44 MB", "1.0 M/s"],
 )
 def test_figure_written_by_hand_is_found(text):
     assert len(figures_written_by_hand(text)) == 1
@@ -48,3 +61,4 @@ def test_row_that_is_not_in_a_result_is_an_error_with_the_names_that_are():
 def test_limit_is_read_from_the_code():
     assert figures.code("router.discovery.worker_verdicts:GONE_S") == 5.0
     assert figures.code("router.scheduler.settings:TrustWeights.degraded") == 0.5
+    assert figures.setting("reservation_ttl_s") == 300.0
