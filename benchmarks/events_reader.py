@@ -82,7 +82,7 @@ class CoreReader:
             self.core.handle(UpsertWorker(announcement(worker_id)), time.monotonic())
         metrics = RouterMetrics()
         self._workers = workers
-        self._status = ServiceStatus("", needs_workers=False)
+        self._status = ServiceStatus("nats://measured", needs_workers=False)
         self._subscriber = Subscriber(
             self.core,
             EffectRunner(self.subjects, metrics),
