@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from router.config.router import RouterConfig
-from router.core.commands import UpsertWorker
+from router.core.commands import Apply, ApplySlice, Command, UpsertWorker
 from router.core.core import RouterCore
 from router.core.settings import CoreSettings
 from router.indexer.base import Indexer
@@ -22,7 +22,7 @@ from router.ingest.subscriber import Subscriber
 from router.observability.health import ServiceStatus
 from router.observability.metrics import RouterMetrics
 from router.protocol.catalogue import WorkerAnnouncement
-from router.protocol.events import EventBatch, LogMessage
+from router.protocol.events import EventBatch
 from router.protocol.subjects import Subjects
 from router.protocol.values import SCHEME, Identity
 from router.publisher.follower.loop_slices import SliceScheduler
@@ -41,32 +41,30 @@ class Applied(NamedTuple):
     visible_ns: int
 
 
-class TimedCore(RouterCore):
+class TimedCore:
     """A core that notes when each message was applied to its last slice."""
 
-    __slots__ = ("_applying", "applied")
+    __slots__ = ("_applying", "_core", "applied", "index")
 
     def __init__(self) -> None:
-        super().__init__(*core_parts())
+        self._core = RouterCore(*core_parts())
+        self.index = self._core.index
         self.applied: list[Applied] = []
         self._applying: tuple[int, int] | None = None
 
-    def apply(self, message: LogMessage, now_s: float) -> LogVerdict | None:
-        """Apply a message, or its first slice."""
-        verdict = super().apply(message, now_s)
-        is_batch = isinstance(message, EventBatch)
-        event_id = message.last_event_id if is_batch else message.event_id
-        if verdict in (LogVerdict.APPLY, LogVerdict.NEW_LIFE):
-            self._applying = message.worker_id, event_id
-        return verdict
-
-    def apply_slice(self) -> bool:
-        """Apply one more slice; whoever applies a message calls this until nothing is left."""
-        has_more = super().apply_slice()
-        if not has_more and self._applying is not None:
+    def handle(self, command: Command, now_s: float) -> tuple[Any, Any]:
+        """Carry out a command."""
+        answer = self._core.handle(command, now_s)
+        if isinstance(command, Apply):
+            message = command.message
+            is_batch = isinstance(message, EventBatch)
+            event_id = message.last_event_id if is_batch else message.event_id
+            if answer[0] in (LogVerdict.APPLY, LogVerdict.NEW_LIFE):
+                self._applying = message.worker_id, event_id
+        elif isinstance(command, ApplySlice) and not answer[0] and self._applying is not None:
             self.applied.append(Applied(*self._applying, time.monotonic_ns()))
             self._applying = None
-        return has_more
+        return answer
 
 
 class CoreReader:
@@ -75,7 +73,9 @@ class CoreReader:
     No registry, no load reports and no ticks: these take no part in how soon a block is visible.
     """
 
-    def __init__(self, namespace: str, workers: int, core: RouterCore | None = None) -> None:
+    def __init__(
+        self, namespace: str, workers: int, core: RouterCore | TimedCore | None = None
+    ) -> None:
         self.subjects = Subjects(namespace)
         self.core = core or RouterCore(*core_parts())
         for worker_id in range(workers):

@@ -43,6 +43,31 @@ class Figure(Struct, frozen=True):
     holds: bool
 
 
+class Counts(Struct, frozen=True):
+    """Scenarios, or root causes, of a system in `conformance`. `doubted` ones are right as well."""
+
+    right: int
+    doubted: int
+    said: int
+    wrong: int
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return self.right + self.said + self.wrong
+
+    def plus(self, cell: Mapping[str, Any]) -> "Counts":
+        """Return the counts with one more scenario."""
+        is_right = cell["mark"] == "✓"
+        is_said = not is_right and (cell["mark"] == "◐" or bool(cell["said"]))
+        return Counts(
+            self.right + is_right,
+            self.doubted + (is_right and not cell["certain"]),
+            self.said + is_said,
+            self.wrong + (not is_right and not is_said),
+        )
+
+
 def rows(result: str, section: str, name: str) -> list[Figure]:
     """Return the rows of a section whose name matches; `*` stands for anything.
 
@@ -74,6 +99,13 @@ def total(result: str, *path: str) -> Any:
     for key in path:
         found = found[key]
     return found
+
+
+def exactness(system: str) -> Counts:
+    """Return the counts of a system in `conformance`."""
+    found = total("conformance", system)
+    doubted = found["doubted"] if "doubted" in found else found["right"] - found["certain"]
+    return Counts(found["right"], doubted, found["said"], found["wrong"])
 
 
 def scored() -> int:
@@ -133,7 +165,7 @@ def _environment() -> jinja2.Environment:
         autoescape=False,  # noqa: S701  Markdown, from files of this repository alone
     )
     made.globals |= {
-        each.__name__: each for each in (row, rows, total, scored, facts, code, setting, given)
+        each.__name__: each for each in (row, rows, total, exactness, scored, facts, code, setting, given)
     }
     made.filters["n"] = number
     return made

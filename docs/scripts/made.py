@@ -15,18 +15,20 @@ import figures
 import licences
 import pictures
 import policy_settings
+import report_plots
 import results_page
 import security_tables
 import wire_reference
 
 ROOT = Path(__file__).parents[2]
 
+DRAWN = {**pictures.PICTURES, **report_plots.PLOTS}
 WHOLE: Mapping[str, Callable[[], str]] = {
     "THIRD_PARTY.md": licences.third_party,
     "docs/wire.md": wire_reference.wire,
     "benchmarks/results/README.md": results_page.page,
     **{path: partial(figures.document, path) for path in figures.templates()},
-    **{f"docs/pictures/{name}.svg": make for name, make in pictures.PICTURES.items()},
+    **{f"docs/pictures/{name}.svg": make for name, make in DRAWN.items()},
 }
 """Files by path."""
 

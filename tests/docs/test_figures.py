@@ -40,7 +40,15 @@ def test_document_without_a_template_has_no_measured_figure(path):
 
 @pytest.mark.parametrize(
     "text",
-    ["It takes 3.5 ms.", "| 1,200 / 30 µs |", "**0.83 ×**", "9 % more", "2.5 to 3 s", "44 MB", "1.0 M/s"],
+    [
+        "It takes 3.5 ms.",
+        "| 1,200 / 30 µs |",
+        "**0.83 ×**",
+        "9 % more",
+        "2.5 to 3 s",
+        "44 MB",
+        "1.0 M/s",
+    ],
 )
 def test_figure_written_by_hand_is_found(text):
     assert len(figures_written_by_hand(text)) == 1
