@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 QUICK_S, FULL_S = 900.0, 4 * 3600.0
 """Beyond these a command is ended: the first one may have to install its peer."""
 
-SERVICE = ("cycle,client,httpx", "json,binary,alone", "ingest")
+SERVICE = ("cycle,client,httpx", "queries", "json,binary,alone", "ingest")
 POLICIES = "predictive dynamo-1.6 dynamo-1.0 lmetric cache-aware round-robin"
 
 
@@ -43,6 +43,13 @@ class Outcome(Struct, frozen=True):
 PARTS: Mapping[str, Part] = {
     "index": Part("The index of held blocks", "Dynamo 1.6.1, RadixTree", "rows", ["index.py"]),
     "decision": Part("One decision", "Dynamo 1.6.1, SelectionService", "rows", ["decision.py"]),
+    "events": Part(
+        "An engine's own events",
+        "Dynamo 1.6.1, select_service",
+        "rows",
+        ["direct.py"],
+        ("peer",),
+    ),
     "service": Part(
         "Booking and choosing over HTTP",
         "Dynamo 1.6.1, select_service",
