@@ -165,7 +165,8 @@ def _environment() -> jinja2.Environment:
         autoescape=False,  # noqa: S701  Markdown, from files of this repository alone
     )
     made.globals |= {
-        each.__name__: each for each in (row, rows, total, exactness, scored, facts, code, setting, given)
+        each.__name__: each
+        for each in (row, rows, total, exactness, scored, facts, code, setting, given)
     }
     made.filters["n"] = number
     return made

@@ -35,7 +35,7 @@ COSTS: Sequence[Chosen] = (
         "select",
         "8192, predictive",
     ),
-    ("in process, beside Dynamo", "… hashes", "decision", "hashes", "8192, hashes"),
+    ("in process, beside Dynamo", "… hashes", "decision", "hashes", "8192, *16*"),
     ("in process, beside Dynamo", "2,048 ranks; its 256", "decision", "fleet", "512, predictive"),
     ("in process, beside Dynamo", "search read, 64 × 128", "index", "find", "read 64×128 median"),
     (
