@@ -125,7 +125,9 @@ def _row(scale: Scale, threshold: float, load: float) -> Row:
     assert given_up == 0
     without = "" if np.isnan(blind_s) else f"; without tenants the wait is {blind_s:.1f} s"
     note = f"TTFT {ttft_beside_s:.2f} s beside {ttft_s:.2f} s{without}"
-    return Row(f"load {load}", float(wait_beside_s), float(wait_s), "s", GOAL, lower=True, note=note)
+    return Row(
+        f"load {load}", float(wait_beside_s), float(wait_s), "s", GOAL, lower=True, note=note
+    )
 
 
 def main() -> int:
