@@ -14,5 +14,6 @@ class DirectScale:
     def __str__(self) -> str:
         return (
             f"streams of {self.engine_batches:,} batches of 128 blocks, medians of {self.rounds} "
-            f"rounds, beside the peer of 5; {self.engines:,} engines that published {self.history_batches} batches each"
+            f"rounds, beside the peer of 5; {self.engines:,} engines that published "
+            f"{self.history_batches} batches each"
         )
