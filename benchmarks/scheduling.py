@@ -10,6 +10,7 @@ is the best of a grid. `--journal FILE` goes on where a run with the same code w
 
 import argparse
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from command_line import section_parser
@@ -116,16 +117,17 @@ def planned(arguments: argparse.Namespace) -> Plan:
 def replayed(plan: Plan, arguments: argparse.Namespace) -> Found:
     """Every case, from the journal or anew, and those that follow from them."""
     found = read_journal(arguments.journal) if arguments.journal else {}
-    while missing := {
-        case: None
-        for name in arguments.only
-        for case in ALL[name].cases(plan, found)
-        if case not in found
-    }:
-        for case, summary in run_all(missing, arguments.jobs):
-            found[case] = summary
-            if arguments.journal:
-                append_to_journal(arguments.journal, case, summary)
+    with ProcessPoolExecutor(arguments.jobs) as pool:  # of which each process reads a trace once
+        while missing := {
+            case: None
+            for name in arguments.only
+            for case in ALL[name].cases(plan, found)
+            if case not in found
+        }:
+            for case, summary in run_all(missing, pool):
+                found[case] = summary
+                if arguments.journal:
+                    append_to_journal(arguments.journal, case, summary)
     return found
 
 

@@ -1,7 +1,7 @@
 """Replays for `scheduling.py`: what is replayed, and by which policy."""
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor
 from functools import cache
 from math import nan
 from pathlib import Path
@@ -73,11 +73,10 @@ class Case(Struct, frozen=True, kw_only=True):
         return ",".join(f"{name}={v}" for (name, _), v in zip(self.settings, each, strict=True))
 
 
-def run_all(cases: Iterable[Case], jobs: int) -> Iterator[tuple[Case, Summary]]:
-    """Every case, each in turn as soon as it is over, in processes of their own."""
+def run_all(cases: Iterable[Case], pool: Executor) -> Iterator[tuple[Case, Summary]]:
+    """Run every case in the processes of a pool. Yields each in turn, as soon as it is over."""
     wanted = list(dict.fromkeys(cases))
-    with ProcessPoolExecutor(jobs) as pool:
-        yield from zip(wanted, pool.map(run, wanted), strict=True)
+    yield from zip(wanted, pool.map(run, wanted), strict=True)
 
 
 def run(case: Case) -> Summary:
