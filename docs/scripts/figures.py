@@ -59,7 +59,7 @@ class Counts(Struct, frozen=True):
     def plus(self, cell: Mapping[str, Any]) -> "Counts":
         """Return the counts with one more scenario."""
         is_right = cell["mark"] == "✓"
-        is_said = not is_right and (cell["mark"] == "◐" or bool(cell["said"]))
+        is_said = cell["mark"] == "◐"
         return Counts(
             self.right + is_right,
             self.doubted + (is_right and not cell["certain"]),
@@ -106,6 +106,19 @@ def exactness(system: str) -> Counts:
     found = total("conformance", system)
     doubted = found["doubted"] if "doubted" in found else found["right"] - found["certain"]
     return Counts(found["right"], doubted, found["said"], found["wrong"])
+
+
+SYSTEMS = {
+    "ours": "kv-router",
+    "dynamo": "Dynamo select_service",
+    "dynamo-runtime": "Dynamo's runtime",
+    "vllm-router": "vllm-router",
+}
+
+
+def systems() -> dict[str, Counts]:
+    """Return the counts of all systems in `conformance`, by their titles."""
+    return {SYSTEMS.get(name, name): exactness(name) for name in read("conformance")["totals"]}
 
 
 def scored() -> int:
@@ -166,7 +179,7 @@ def _environment() -> jinja2.Environment:
     )
     made.globals |= {
         each.__name__: each
-        for each in (row, rows, total, exactness, scored, facts, code, setting, given)
+        for each in (row, rows, total, exactness, systems, scored, facts, code, setting, given)
     }
     made.filters["n"] = number
     return made

@@ -6,7 +6,7 @@ from typing import Any
 
 from compare_page import times_better
 from compare_plots import Bar, bars
-from figures import Counts, read
+from figures import SYSTEMS, Counts, read
 from svg import Picture
 
 STYLE = """
@@ -78,7 +78,6 @@ PLACEMENT: Sequence[Chosen] = (
         )
     ),
 )
-SYSTEMS = {"ours": "kv-router", "dynamo": "Dynamo select_service", "vllm-router": "vllm-router"}
 KINDS = (("right", "held"), ("doubted", "warm"), ("said", "box"), ("wrong", "bad"))
 NAMES = {
     "right": "right",
