@@ -110,7 +110,7 @@ def exactness(system: str) -> Counts:
 
 SYSTEMS = {
     "ours": "kv-router",
-    "dynamo": "Dynamo select_service",
+    "dynamo": "Dynamo's service",
     "dynamo-runtime": "Dynamo's runtime",
     "vllm-router": "vllm-router",
 }

@@ -91,8 +91,8 @@ def exactness() -> str:
     """Draw what each system gets right in every group of scenarios."""
     groups = _groups()
     systems = list(read("conformance")["totals"])
-    left, wide = 130, 600 // len(systems)
-    picture = Picture(740, 74 + 26 * len(groups), "Scenarios that each router gets right, by group")
+    left, wide = 190, 600 // len(systems)
+    picture = Picture(800, 74 + 26 * len(groups), "Scenarios that each router gets right, by group")
     for column, system in enumerate(systems):
         middle = left + wide * (column + 0.5)
         picture.text(middle, 16, SYSTEMS.get(system, system), "title")
