@@ -52,6 +52,8 @@ def visible_rows(scale: EventScale) -> list[Row]:
         process_anywhere() as writer,
         process_on(READER_CORE) as reader,
     ):
+        # A reader that still imports its modules would miss that everything was published.
+        reader.submit(stop_subject, Pace("", 1, 0.0)).result()
         return [
             row
             for workers in scale.fleets
