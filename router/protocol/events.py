@@ -8,6 +8,9 @@ endian), which an index reads without creating a Python object for each:
 
     holes, four tiers │ counts, four tiers │ digests, four tiers │ doubts │ events …
     an event: kind | tier << 8 | blocks << 32 │ sequence hash │ …
+
+Ranks of hybrid models also list the blocks of their classes (`router.protocol.hybrid`): in packed
+events, class c has the number of tiers plus c in place of a tier.
 """
 
 import struct
@@ -17,6 +20,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct, msgpack
 
 from router.errors import WireError
+from router.protocol.hybrid import MAX_CLASSES, HybridState
 from router.protocol.values import (
     I64_MAX,
     TIERS,
@@ -71,18 +75,50 @@ class Removed(_PackedBlocks, frozen=True, array_like=True):
 
 
 class Cleared(Struct, frozen=True, array_like=True):
-    """A tier that became empty; None: all tiers."""
+    """A tier that became empty; None: all tiers, and all classes."""
 
     tier: Tier | None = None
 
 
-Event: TypeAlias = Stored | Removed | Cleared
+ClassIndex: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_CLASSES)]
+
+
+class _ClassBlocks(Struct, frozen=True, array_like=True):
+    class_index: ClassIndex
+    sequence_hashes: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.sequence_hashes) % 8:
+            raise ValueError(f"{len(self.sequence_hashes)} bytes of hashes, not a multiple of 8")
+
+    @property
+    def block_count(self) -> int:
+        """The number of blocks."""
+        return len(self.sequence_hashes) // 8
+
+
+class ClassStored(_ClassBlocks, frozen=True, array_like=True):
+    """Blocks that a class of a hybrid model now holds."""
+
+
+class ClassRemoved(_ClassBlocks, frozen=True, array_like=True):
+    """Blocks that a class no longer holds."""
+
+
+class ClassCleared(Struct, frozen=True, array_like=True):
+    """A class that became empty."""
+
+    class_index: ClassIndex
+
+
+Event: TypeAlias = Stored | Removed | Cleared | ClassStored | ClassRemoved | ClassCleared
 
 
 class EventBatch(Struct, frozen=True, array_like=True, tag="batch", gc=False):
     """Consecutive events of one rank; ids start at 1 in each incarnation.
 
     Decoding checks only the length of `packed`; the reader of the events validates the rest.
+    `hybrid`: the classes after the last event; None unless the model is hybrid.
     """
 
     worker_id: UInt
@@ -92,6 +128,7 @@ class EventBatch(Struct, frozen=True, array_like=True, tag="batch", gc=False):
     first_event_id: EventId
     last_event_id: EventId
     packed: Annotated[bytes, Meta(min_length=8 * (STATE_WORDS + 1))]
+    hybrid: HybridState | None = None
 
     @property
     def rank(self) -> Rank:
@@ -118,14 +155,26 @@ def pack_batch(state: HeldState, events: Iterable[Event]) -> bytes:
     """Return a state and events as packed words. O(blocks)."""
     packed = [pack_state(state)]
     for event in events:
-        if isinstance(event, Cleared):
-            tier = ANY_TIER if event.tier is None else event.tier
-            packed.append(EVENT_HEAD.pack(CLEARED, tier, 0, 0))
+        kind, place = _kind_and_place(event)
+        if isinstance(event, Cleared | ClassCleared):
+            packed.append(EVENT_HEAD.pack(kind, place, 0, 0))
         else:
-            kind = STORED if isinstance(event, Stored) else REMOVED
-            packed.append(EVENT_HEAD.pack(kind, event.tier, 0, event.block_count))
+            packed.append(EVENT_HEAD.pack(kind, place, 0, event.block_count))
             packed.append(event.sequence_hashes)
     return b"".join(packed)
+
+
+def _kind_and_place(event: Event) -> tuple[int, int]:
+    """Return the first two fields of a packed event."""
+    match event:
+        case Cleared(tier):
+            return CLEARED, ANY_TIER if tier is None else tier
+        case ClassCleared(class_index):
+            return CLEARED, TIERS + class_index
+        case Stored(tier) | Removed(tier):
+            return STORED if isinstance(event, Stored) else REMOVED, tier
+        case ClassStored(class_index) | ClassRemoved(class_index):
+            return STORED if isinstance(event, ClassStored) else REMOVED, TIERS + class_index
 
 
 def unpack_events(
@@ -141,10 +190,12 @@ def unpack_events(
     return events
 
 
-def cleared_tier_at(packed: bytes, offset: int) -> Tier | None:
-    """Return the tier that the packed event at `offset` clears; None: all tiers."""
-    tier = packed[offset + 1]
-    return None if tier == ANY_TIER else Tier(tier)
+def cleared_at(packed: bytes, offset: int) -> Cleared | ClassCleared:
+    """Return the packed event at `offset`, which is known to clear something."""
+    place = packed[offset + 1]
+    if place == ANY_TIER:
+        return Cleared()
+    return Cleared(Tier(place)) if place < TIERS else ClassCleared(place - TIERS)
 
 
 def pack_state(state: HeldState) -> bytes:
@@ -183,14 +234,15 @@ def _unpack_events(packed: bytes, offset: int) -> Iterator[Event]:
 def _event(kind: int, tier: int, hashes: bytes) -> Event:
     if kind == CLEARED and not hashes and tier == ANY_TIER:
         return Cleared()
-    if tier >= TIERS:
-        raise WireError(f"tier {tier} (allowed: 0 to {TIERS - 1})")
+    if tier >= TIERS + MAX_CLASSES:
+        raise WireError(f"tier {tier} (allowed: 0 to {TIERS + MAX_CLASSES - 1})")
+    class_index = tier - TIERS
     if kind == STORED:
-        return Stored(Tier(tier), hashes)
+        return Stored(Tier(tier), hashes) if tier < TIERS else ClassStored(class_index, hashes)
     if kind == REMOVED:
-        return Removed(Tier(tier), hashes)
+        return Removed(Tier(tier), hashes) if tier < TIERS else ClassRemoved(class_index, hashes)
     if kind == CLEARED and not hashes:
-        return Cleared(Tier(tier))
+        return Cleared(Tier(tier)) if tier < TIERS else ClassCleared(class_index)
     raise WireError(f"an event of kind {kind} with {len(hashes)} bytes of hashes")
 
 
@@ -198,11 +250,15 @@ class TierBlocks(_PackedBlocks, frozen=True, array_like=True):
     """Blocks held in one tier."""
 
 
+class ClassBlocks(_ClassBlocks, frozen=True, array_like=True):
+    """Blocks held by one class of a hybrid model."""
+
+
 class Checkpoint(Struct, frozen=True, array_like=True, tag="checkpoint"):
     """The complete contents of a rank after `event_id`, replacing everything before it in the log.
 
-    Split into `parts` messages if it would exceed the bus's message limit; `state` describes the
-    whole and is the same in every part.
+    Split into `parts` messages if it would exceed the bus's message limit; `state` and `hybrid`
+    describe the whole and are the same in every part.
     """
 
     worker_id: UInt
@@ -214,6 +270,8 @@ class Checkpoint(Struct, frozen=True, array_like=True, tag="checkpoint"):
     parts: Annotated[int, Meta(ge=1)]
     blocks: tuple[TierBlocks, ...]
     state: HeldState
+    hybrid: HybridState | None = None
+    class_blocks: tuple[ClassBlocks, ...] = ()
 
     def __post_init__(self) -> None:
         if self.part >= self.parts:

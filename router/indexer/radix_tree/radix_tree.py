@@ -37,7 +37,7 @@ from router.indexer.radix_tree._tree_kernel import MALFORMED, PROGRESS_BITS
 from router.indexer.radix_tree.holders import Holders
 from router.indexer.radix_tree.invariants import check_radix_tree
 from router.indexer.radix_tree.matches import ROW_BYTES, Matches
-from router.protocol.events import CLEARED, EventBatch, cleared_tier_at
+from router.protocol.events import CLEARED, Cleared, EventBatch, cleared_at
 from router.protocol.values import TIERS, HashArray, PerTier, Rank, Tier
 
 DEFAULT_MAX_BLOCKS = 1 << 25
@@ -150,7 +150,9 @@ class RadixTree:
             offset = reached >> PROGRESS_BITS << 3
             if packed[offset] != CLEARED:
                 return reached
-            self.clear(rank, cleared_tier_at(packed, offset))
+            event = cleared_at(packed, offset)
+            if isinstance(event, Cleared):
+                self.clear(rank, event.tier)
             progress = reached + (1 << PROGRESS_BITS)
 
     def clear(self, rank: Rank, tier: Tier | None = None) -> None:
