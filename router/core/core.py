@@ -236,6 +236,10 @@ class RouterCore:
         """Return the cached prefix of every rank of a scope."""
         return self._placer.overlaps(scope, prompt)
 
+    def resumable(self, scope: Scope, prompt: HashedPrompt) -> OverlapScores:
+        """Return the `match`, cut on hybrid ranks to where the prompt can be resumed."""
+        return self._placer.resumable(scope, prompt)
+
     def explain(self, request: SelectRequest, placement: Placement) -> Explained:
         """Explain why a request was placed there. O(candidates)."""
         return self._placer.explain(request, placement)

@@ -297,6 +297,15 @@ class Placer:
             return known
         return self._predictions.added_to(known, scope, prompt.sequence_hashes)
 
+    def resumable(self, scope: Scope, prompt: HashedPrompt) -> OverlapScores:
+        """Return the `overlaps`, cut on hybrid ranks to where the prompt can be resumed."""
+        hashes = prompt.sequence_hashes
+        self._index.note_search(scope, hashes)
+        known = self._index.resumable(scope, hashes, prompt.isl_tokens, prompt.block_size)
+        if not self._predictions.are_made:
+            return known
+        return self._predictions.added_to(known, scope, hashes)
+
     def find_worker(self, scope: Scope, rank: Rank) -> WorkerAnnouncement:
         """Return the worker of a schedulable rank. Raises WorkerNotFoundError."""
         worker = self._fleet.get(rank.worker_id)

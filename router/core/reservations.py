@@ -120,7 +120,7 @@ class Reservations:
         rank, scope = Rank(request.worker_id, request.dp_rank), request.scope
         worker = self._placer.find_worker(scope, rank)
         hashed = prompt.hashed(worker.identity)
-        held = self._placer.overlaps(scope, hashed).get(rank, NO_OVERLAP)
+        held = self._placer.resumable(scope, hashed).get(rank, NO_OVERLAP)
         overlap, tracking = (held.device, held.remote), self._placer.tracking(request)
         booked = (request_id, scope, rank, worker, None, prompt, hashed, overlap, tracking)
         effects = self._book(request, *booked, now_s)

@@ -9,7 +9,7 @@ from router.indexer.base import NO_OVERLAP
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.replicas import PromptUsage
 from router.protocol.values import Doubt, Rank
-from router.sequence.active.footprint import ExpectedUsage
+from router.sequence.active.footprint import ExpectedUsage, Footprint
 from router.sequence.active.tracker import Tracker
 from router.sequence.active.usage_prediction import Prediction
 
@@ -38,7 +38,7 @@ class UsageCheck:
         else:
             overlap_blocks = expectation.overlap_blocks
             life = self._index.incarnation(rank)
-            look = partial(self._look, rank, life, footprint.block_size, expectation)
+            look = partial(self._look, rank, life, footprint, expectation)
             seen = _observation(rank, prediction, expectation, usage, is_eagle)
             self.closed_loop.note(seen, look, now_s)
         if not usage.is_cached_told:
@@ -47,9 +47,9 @@ class UsageCheck:
         return [UsageTold(usage, predicted_tokens)]
 
     def _look(
-        self, rank: Rank, life: int | None, block_size: int, expectation: ExpectedUsage
+        self, rank: Rank, life: int | None, footprint: Footprint, expectation: ExpectedUsage
     ) -> Shown | None:
-        """Return the blocks of a prompt that the index shows on a rank now.
+        """Return the blocks of a prompt that the index shows as reusable on a rank now.
 
         Returns None if that incarnation is over, if no event of the rank arrived, or if its index
         is known to be wrong, which is repaired or shown as its trust.
@@ -60,8 +60,9 @@ class UsageCheck:
         doubts = index.doubts(rank)
         if index.is_broken(rank) or doubts & ~Doubt.UNREADABLE:
             return None
-        found = index.find_matches(expectation.scope, expectation.found_by)
-        shown_tokens = found.get(rank, NO_OVERLAP).remote * block_size
+        prompt = (expectation.found_by, footprint.isl_tokens, footprint.block_size)
+        found = index.resumable(expectation.scope, *prompt)
+        shown_tokens = found.get(rank, NO_OVERLAP).remote * footprint.block_size
         is_unreadable = bool(doubts & Doubt.UNREADABLE)
         return Shown(shown_tokens, index.held_blocks(rank), index.fresh_at_s(rank), is_unreadable)
 

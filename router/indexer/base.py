@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from router.errors import KvRouterError
 from router.protocol.events import EventBatch
-from router.protocol.values import TIERS, HashArray, PerTier, Rank, Tier
+from router.protocol.hybrid import MAX_CLASSES, HybridState, Layout
+from router.protocol.values import TIERS, HashArray, HeldState, PerTier, Rank, Tier
 
 
 class Overlap(Struct, frozen=True, array_like=True):
@@ -42,10 +43,23 @@ class OverlapScores(Protocol):
 
 
 class HeldSummary(Struct, frozen=True):
-    """Number and digest of a rank's blocks, per tier; comparable with its agent's `HeldState`."""
+    """Number and digest of a rank's blocks, per tier; comparable with its agent's report.
+
+    Of hybrid ranks, also per class: `MAX_CLASSES` of each; empty for others.
+    """
 
     counts: PerTier
     digests: PerTier
+    class_counts: tuple[int, ...] = ()
+    class_digests: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, state: HeldState, hybrid: HybridState | None) -> "HeldSummary":
+        """Return the summary that an agent reports."""
+        if hybrid is None:
+            return cls(state.counts, state.digests)
+        unused = (0,) * (MAX_CLASSES - len(hybrid.counts))
+        return cls(state.counts, state.digests, hybrid.counts + unused, hybrid.digests + unused)
 
 
 NOTHING_HELD = HeldSummary((0,) * TIERS, (0,) * TIERS)  # type: ignore[arg-type]
@@ -88,11 +102,13 @@ class IndexStats(Struct, frozen=True):
     """Size of an index, and results of its self-checks.
 
     `max_blocks`: 0 without a limit. `unswept_holders`: cleared ranks with blocks that are not
-    freed yet. `differing_answers`: rows that differed when verified by walking.
+    freed yet. `differing_answers`: rows that differed when verified by walking. `class_blocks`: of
+    hybrid ranks' classes, in a table of their own with the same limit.
     """
 
     blocks: int = 0
     max_blocks: int = 0
+    class_blocks: int = 0
     holder_sets: int = 0
     unswept_holders: int = 0
     checked_answers: int = 0
@@ -134,21 +150,31 @@ class Indexer(Protocol):
         """Remove these blocks of the rank from this tier; blocks it does not hold are ignored."""
 
     def clear(self, rank: Rank, tier: Tier | None = None) -> None:
-        """Remove all blocks of the rank from this tier; None: from all tiers. O(1), swept later."""
+        """Remove all blocks of the rank from this tier; None: all that it holds, and its layout.
+
+        O(1), swept later.
+        """
 
     def apply(self, rank: Rank, batch: EventBatch, progress: int, room_blocks: int) -> int:
         """Apply about `room_blocks` blocks of a batch's events from `progress` (0 at first) on.
 
         Returns DONE, DIFFERENT, REFUSED, or the progress to continue from; a difference may appear
-        later, in `take_differing`. With the last event the holes are recorded. Raises WireError if
-        the events are malformed; then nothing was changed. O(blocks applied).
+        later, in `take_differing`. With the last event the holes are recorded. The rank's layout is
+        the batch's from now on. Raises WireError if the events are malformed; then no blocks were
+        changed. O(blocks applied).
         """
 
-    def stage(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
-        """Collect blocks that will replace all that the rank holds; not visible yet."""
+    def stage(self, rank: Rank, place: int, sequence_hashes: HashArray) -> bool:
+        """Collect blocks that will replace all that the rank holds; not visible yet.
 
-    def commit_staged(self, rank: Rank) -> None:
-        """Replace all that the rank holds by the staged blocks. O(1)."""
+        `place`: their tier, or the number of tiers plus their class.
+        """
+
+    def commit_staged(self, rank: Rank, layout: Layout | None = None) -> None:
+        """Replace all that the rank holds by the staged blocks. O(1).
+
+        `layout`: that of a hybrid rank; None for others, and the blocks of classes are dropped.
+        """
 
     def drop_staged(self, rank: Rank) -> None:
         """Drop the staged blocks. O(1)."""
@@ -173,14 +199,26 @@ class Indexer(Protocol):
     def find_matches(self, sequence_hashes: HashArray) -> OverlapScores:
         """Return the longest held prefix of a prompt, per rank and cumulative tier."""
 
+    def resumable(
+        self, sequence_hashes: HashArray, isl_tokens: int, block_size: int
+    ) -> OverlapScores:
+        """Return the prefix of a prompt that ranks need not compute again, in blocks.
+
+        Of hybrid ranks: the longest one that full attention holds and that all classes let it
+        resume (`router.protocol.hybrid`), in all tiers alike. Of the others: their overlap.
+        """
+
     def summary(self, rank: Rank) -> HeldSummary:
         """Return the number and digest of the rank's blocks. O(1)."""
 
     def dump(self) -> Iterator[ExportedBlocks]:
-        """Yield all held blocks, by rank and tier, without empty entries. O(blocks held)."""
+        """Yield all held blocks, by rank and tier, without empty entries. O(blocks held).
+
+        Of hybrid ranks: the blocks of full attention.
+        """
 
     def dump_slices(self) -> Iterator[HeldSlice]:
-        """Yield all held blocks in slices of about 10,000 rows; the index may change in between.
+        """Yield the blocks of `dump` in slices of about 10,000 rows; all may change in between.
 
         A block held throughout is in one slice; one that is added or removed meanwhile may be in
         none. Ids belong to ranks as of the first slice: a rank that is cleared or replaced

@@ -17,6 +17,7 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from router.errors import WireError
 from router.indexer.base import (
     DONE,
     ExportedBlocks,
@@ -29,7 +30,8 @@ from router.indexer.base import (
     SearchedTree,
 )
 from router.indexer.shard import Shard, apply_all
-from router.protocol.events import EventBatch, unpack_events
+from router.protocol.events import Cleared, EventBatch, Removed, Stored, unpack_events
+from router.protocol.hybrid import Layout
 from router.protocol.values import HashArray, PerTier, Rank, Tier
 
 QUEUE_LIMIT = 1024
@@ -112,22 +114,22 @@ class ConcurrentIndex:
 
         The batch is posted as a whole: one hand-over, and one pass without the GIL.
         """
-        unpack_events(batch.packed, batch.event_count)  # raises here: the thread could not
+        _check_events(batch)  # raises here: the thread could not
         shard = self._worker(rank).shard
         self._post(shard, apply_all, rank, shard.index, batch)
         return DONE
 
-    def stage(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
+    def stage(self, rank: Rank, place: int, sequence_hashes: HashArray) -> bool:
         """Collect blocks that will replace all that the rank holds; not visible yet."""
         shard = self._worker(rank).shard
         shard.staged.add(rank)
-        self._post(shard, shard.index.stage, rank, tier, sequence_hashes)
+        self._post(shard, shard.index.stage, rank, place, sequence_hashes)
         return True
 
-    def commit_staged(self, rank: Rank) -> None:
+    def commit_staged(self, rank: Rank, layout: Layout | None = None) -> None:
         """Replace all that the rank holds by the staged blocks."""
         shard = self._shard(rank)
-        self._post(shard, shard.index.commit_staged, rank)
+        self._post(shard, shard.index.commit_staged, rank, layout)
         shard.staged.discard(rank)
 
     def drop_staged(self, rank: Rank) -> None:
@@ -162,14 +164,16 @@ class ConcurrentIndex:
 
     def find_matches(self, sequence_hashes: HashArray) -> OverlapScores:
         """Return the longest held prefix of a prompt, per rank and cumulative tier."""
-        found = [index.find_matches(sequence_hashes) for index in self._indexes()]
-        found = [scores for scores in found if len(scores)]
-        if len(found) == 1:
-            return found[0]
-        merged: dict[Rank, Overlap] = {}
-        for scores in found:
-            merged.update(scores.items())
-        return merged
+        return _joined([index.find_matches(sequence_hashes) for index in self._indexes()])
+
+    def resumable(
+        self, sequence_hashes: HashArray, isl_tokens: int, block_size: int
+    ) -> OverlapScores:
+        """Return the prefix of a prompt that ranks need not compute again; see `Indexer`."""
+        each = (
+            index.resumable(sequence_hashes, isl_tokens, block_size) for index in self._indexes()
+        )
+        return _joined(list(each))
 
     def summary(self, rank: Rank) -> HeldSummary:
         """Return the number and digest of the rank's blocks."""
@@ -266,3 +270,24 @@ class ConcurrentIndex:
         if not worker.ranks:
             worker.shard.workers -= 1
             del self._workers[rank.worker_id]
+
+
+def _joined(found: list[OverlapScores]) -> OverlapScores:
+    """Return the results of several shards, which have different ranks, as one."""
+    found = [scores for scores in found if len(scores)]
+    if len(found) == 1:
+        return found[0]
+    merged: dict[Rank, Overlap] = {}
+    for scores in found:
+        merged.update(scores.items())
+    return merged
+
+
+def _check_events(batch: EventBatch) -> None:
+    """Raise WireError if the events are malformed, or of classes that the rank does not have."""
+    classes = 0 if batch.hybrid is None else len(batch.hybrid.layout.classes)
+    for event in unpack_events(batch.packed, batch.event_count):
+        if isinstance(event, Stored | Removed | Cleared):
+            continue
+        if event.class_index >= classes:
+            raise WireError(f"class {event.class_index} (allowed: below {classes})")

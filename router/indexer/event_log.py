@@ -11,8 +11,10 @@ of a later one. An incarnation starts with a checkpoint; any other first message
 """
 
 import enum
+from collections.abc import Iterator
 
-from router.protocol.events import Checkpoint, EventBatch, LogMessage, TierBlocks
+from router.protocol.events import Checkpoint, EventBatch, LogMessage
+from router.protocol.values import TIERS, HashArray, unpack_hashes
 
 
 class LogVerdict(enum.StrEnum):
@@ -90,9 +92,16 @@ class EventLog:
             return LogVerdict.DUPLICATE
         return LogVerdict.APPLY
 
-    def collected_blocks(self) -> list[TierBlocks]:
-        """Return all blocks of the checkpoint that was completed by the last classified message."""
-        return [blocks for part in self._parts for blocks in part.blocks]
+    def collected_blocks(self) -> Iterator[tuple[int, HashArray]]:
+        """Yield all blocks of the checkpoint that was completed by the last classified message.
+
+        Each time with their tier, or the number of tiers plus their class.
+        """
+        for part in self._parts:
+            for held in part.blocks:
+                yield held.tier, unpack_hashes(held.sequence_hashes)
+            for of_class in part.class_blocks if part.hybrid is not None else ():
+                yield TIERS + of_class.class_index, unpack_hashes(of_class.sequence_hashes)
 
     def resume(self, incarnation: int, event_id: int) -> None:
         """Set the index as current as of this event of this incarnation."""

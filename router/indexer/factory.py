@@ -20,6 +20,7 @@ from router.indexer.concurrent import ConcurrentIndex
 from router.indexer.errors import IndexDisabledError
 from router.indexer.radix_tree.radix_tree import MULTIPLIER, RadixTree
 from router.protocol.events import EventBatch
+from router.protocol.hybrid import Layout
 from router.protocol.values import HashArray, PerTier, Rank, Tier
 
 # ruff: noqa: ARG002 - the arguments belong to the protocol; this index does not use them
@@ -55,11 +56,11 @@ class DisabledIndex:
         """Return DONE."""
         return DONE
 
-    def stage(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
+    def stage(self, rank: Rank, place: int, sequence_hashes: HashArray) -> bool:
         """Return True, like `store`."""
         return True
 
-    def commit_staged(self, rank: Rank) -> None:
+    def commit_staged(self, rank: Rank, layout: Layout | None = None) -> None:
         """Do nothing: no blocks are staged."""
 
     def drop_staged(self, rank: Rank) -> None:
@@ -76,6 +77,12 @@ class DisabledIndex:
         return []
 
     def find_matches(self, sequence_hashes: HashArray) -> OverlapScores:
+        """Return no overlaps."""
+        return {}
+
+    def resumable(
+        self, sequence_hashes: HashArray, isl_tokens: int, block_size: int
+    ) -> OverlapScores:
         """Return no overlaps."""
         return {}
 

@@ -76,4 +76,5 @@ class Resync:
 
 def _has_room(indexer: Indexer) -> bool:
     stats = indexer.stats()
-    return not stats.max_blocks or stats.blocks <= ROOM_WANTED * stats.max_blocks
+    most = max(stats.blocks, stats.class_blocks)
+    return not stats.max_blocks or most <= ROOM_WANTED * stats.max_blocks

@@ -12,13 +12,15 @@ from msgspec import Struct
 from router.indexer.base import Indexer
 from router.indexer.event_log import EventLog
 from router.protocol.events import LogMessage, pack_state, unpack_doubts
+from router.protocol.hybrid import HybridState
 from router.protocol.loads import LoadReport
 from router.protocol.replies import Trust, TrustState
-from router.protocol.values import SCHEME, HeldState, Identity, Scope, doubt_text
+from router.protocol.values import SCHEME, Doubt, HeldState, Identity, Scope, doubt_text
 
 # A lookup of an enum member costs 35 ns, so hot paths use names bound once.
 _EXACT, _LAGGING = TrustState.EXACT, TrustState.LAGGING
 _DEGRADED, _BLIND = TrustState.DEGRADED, TrustState.BLIND
+_HYBRID = int(Doubt.HYBRID)
 
 NO_SOURCE = "no event sockets are registered: cached blocks are estimated from bookings"
 NO_CACHE = "its engine caches no prefixes: nothing is reused"
@@ -87,8 +89,9 @@ class RankIndex:
     """State of one rank.
 
     `packed_state`: the state that the rank reported with its last message. `is_unsettled`: the rank
-    was restored and is not verified yet. `no_events`: the reason why it has no events by choice;
-    None if it has. `fault`: what is known to be wrong with its event source.
+    was restored and is not verified yet. `hybrid`: the classes beside full attention that its last
+    message reported; None: its model is not hybrid, or its agent does not report them.
+    `no_events`: the reason why it has no events by choice; None if it has. `fault`: what is known to be wrong with its event source.
     """
 
     __slots__ = (
@@ -103,6 +106,7 @@ class RankIndex:
         "_scheme",
         "asked_s",
         "fault",
+        "hybrid",
         "identity",
         "indexer",
         "is_readable",
@@ -131,6 +135,7 @@ class RankIndex:
         self.packed_state = self._received_state = pack_state(HeldState())
         self._received_doubts = 0
         self.is_unsettled = False
+        self.hybrid: HybridState | None = None
         self.no_events = no_events
         self.fault: SourceFault | None = None
         self.log = EventLog(now_s)
@@ -189,7 +194,7 @@ class RankIndex:
             return Trust(state, cursor, age_s, reason)
         doubts, fault = self.doubts(), self.fault
         if doubts:
-            why = doubt_text(doubts)
+            why = self._doubt_text(doubts)
             return Trust(_DEGRADED, cursor, age_s, why if fault is None else f"{why}: {fault.text}")
         if fault is not None and fault.effect == "degrade":
             return Trust(_DEGRADED, cursor, age_s, fault.text)
@@ -215,15 +220,29 @@ class RankIndex:
         return self._freshness.fresh_at_s(self.log.cursor)
 
     def doubts(self) -> int:
-        """Return the agent's latest known doubts, from a message or a report."""
+        """Return the agent's latest known doubts, from a message or a report.
+
+        A hybrid model is one only if the last message does not say where prompts can be resumed.
+        """
         if self._reported_life == self.log.incarnation and (
             self._doubts_event_id >= self.log.cursor
         ):
-            return self._reported_doubts
-        if self._received_state is not self.packed_state:
-            self._received_state = self.packed_state
-            self._received_doubts = unpack_doubts(self.packed_state)
-        return self._received_doubts
+            doubts = self._reported_doubts
+        else:
+            if self._received_state is not self.packed_state:
+                self._received_state = self.packed_state
+                self._received_doubts = unpack_doubts(self.packed_state)
+            doubts = self._received_doubts
+        if self.hybrid is None:
+            return doubts
+        return doubts | _HYBRID if self.hybrid.layout.problem else doubts & ~_HYBRID
+
+    def _doubt_text(self, doubts: int) -> str:
+        problem = "" if self.hybrid is None else self.hybrid.layout.problem
+        if not problem:
+            return doubt_text(doubts)
+        others = doubts & ~_HYBRID
+        return f"hybrid model: {problem}" + (f"; {doubt_text(others)}" if others else "")
 
     def _lag(self, age_s: float | None) -> str | None:
         """Return why a rank may be behind its engine; None if it is proven not to be."""

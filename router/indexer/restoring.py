@@ -91,7 +91,7 @@ class Restoring:
         reported = unpack_state(place.packed_state)
         if place.log.broken_reason is not None:
             return
-        if summary == HeldSummary(reported.counts, reported.digests):
+        if summary == HeldSummary.of(reported, place.hybrid):
             place.indexer.note_holes(rank, reported.holes)
         else:
             self._healing.break_off(place, rank, now_s)

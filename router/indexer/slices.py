@@ -5,10 +5,14 @@ and returns the outcome.
 """
 
 from collections.abc import Generator, Iterable, Iterator
+from typing import TypeAlias
 
 from router.indexer.base import DONE, REFUSED, HeldSummary, Indexer
-from router.protocol.events import EventBatch, TierBlocks
-from router.protocol.values import HashArray, HeldState, Rank, Tier, unpack_hashes
+from router.protocol.events import Checkpoint, EventBatch
+from router.protocol.values import HashArray, Rank
+
+HeldBlocks: TypeAlias = Iterable[tuple[int, HashArray]]
+"""Blocks, each time with their tier, or with the number of tiers plus their class."""
 
 SLICE_BLOCKS = 512
 """Blocks applied without a pause: about 30 µs."""
@@ -46,32 +50,31 @@ def apply_rest(
 
 
 def replace_all(
-    indexer: Indexer,
-    rank: Rank,
-    blocks: Iterable[TierBlocks],
-    state: HeldState,
-    slice_blocks: int,
+    indexer: Indexer, checkpoint: Checkpoint, blocks: HeldBlocks, slice_blocks: int
 ) -> Generator[None, None, int]:
-    """Replace all that a rank holds; its earlier blocks stay visible up to the last slice."""
-    held = ((each.tier, unpack_hashes(each.sequence_hashes)) for each in blocks)
-    is_kept = yield from stage_all(indexer, rank, held, slice_blocks)
-    indexer.commit_staged(rank)
+    """Replace all that a rank holds; its earlier blocks stay visible up to the last slice.
+
+    `blocks`: those of all parts of the checkpoint.
+    """
+    rank, state, hybrid = checkpoint.rank, checkpoint.state, checkpoint.hybrid
+    is_kept = yield from stage_all(indexer, rank, blocks, slice_blocks)
+    indexer.commit_staged(rank, None if hybrid is None else hybrid.layout)
     indexer.note_holes(rank, state.holes)
-    indexer.check(rank, HeldSummary(state.counts, state.digests))
+    indexer.check(rank, HeldSummary.of(state, hybrid))
     return DONE if is_kept else REFUSED
 
 
 def stage_all(
-    indexer: Indexer, rank: Rank, blocks: Iterable[tuple[Tier, HashArray]], slice_blocks: int
+    indexer: Indexer, rank: Rank, blocks: HeldBlocks, slice_blocks: int
 ) -> Generator[None, None, bool]:
     """Stage all blocks that will replace a rank's. Returns False if some found no room."""
     is_kept, room = True, slice_blocks
     indexer.drop_staged(rank)
-    for tier, hashes in blocks:
+    for place, hashes in blocks:
         while len(hashes):
             if not room:
                 yield
                 room = slice_blocks
-            is_kept &= indexer.stage(rank, tier, hashes[:room])
+            is_kept &= indexer.stage(rank, place, hashes[:room])
             hashes, room = hashes[room:], room - len(hashes[:room])
     return is_kept

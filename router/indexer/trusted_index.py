@@ -231,7 +231,9 @@ class TrustedIndex:
     def rank_states(self) -> list[RankState]:
         """Return the states of current ranks, without those with an incomplete checkpoint.
 
-        A rank with a message applied in part has the state before it. O(ranks), below 1 µs each.
+        Nor those of hybrid models, whose classes snapshots do not contain: their next checkpoint in
+        the stream restores them. A rank with a message applied in part has the state before it.
+        O(ranks), below 1 µs each.
         """
         return [
             RankState(
@@ -242,6 +244,7 @@ class TrustedIndex:
             and log.broken_reason is None
             and not log.is_collecting
             and not place.is_unsettled
+            and place.hybrid is None
         ]
 
     def compare(self, report: LoadReport, fresh_at_s: float | None, now_s: float) -> None:
@@ -259,7 +262,7 @@ class TrustedIndex:
             log.doubt(now_s)
         elif report.event_id == log.cursor and log.broken_reason is None:
             log.doubt_since_s = None
-            expected = HeldSummary(report.state.counts, report.state.digests)
+            expected = HeldSummary.of(report.state, place.hybrid)
             place.indexer.check(report.rank, expected)
             self._healing.take_differing(place.indexer, now_s)
 
@@ -288,6 +291,20 @@ class TrustedIndex:
         self.note_search(scope, sequence_hashes)
         indexer = self._indexers.get(scope)
         return {} if indexer is None else indexer.find_matches(sequence_hashes)
+
+    def resumable(
+        self, scope: Scope, sequence_hashes: HashArray, isl_tokens: int, block_size: int
+    ) -> OverlapScores:
+        """Return what ranks of the scope need not compute again of a prompt, in blocks."""
+        indexer = self._indexers.get(scope)
+        if indexer is None:
+            return {}
+        return indexer.resumable(sequence_hashes, isl_tokens, block_size)
+
+    def is_hybrid(self, rank: Rank) -> bool:
+        """Return whether the rank's last message had classes beside full attention."""
+        place = self._ranks.get(rank)
+        return place is not None and place.hybrid is not None
 
     def trees(self, scope: Scope) -> tuple[SearchedTree, ...]:
         """Return the trees that `find_matches` searches."""
@@ -351,13 +368,14 @@ class TrustedIndex:
             reached = place.indexer.apply(rank, message, 0, SLICE_BLOCKS)
             if reached == DONE:  # nearly every message; `_end` would do the same
                 place.packed_state = message.packed[:_STATE_BYTES]
+                place.hybrid = message.hybrid
                 place.log.resume(message.incarnation, message.last_event_id)
                 return
             slices = apply_rest(place.indexer, rank, message, reached)
         else:
-            blocks = place.log.collected_blocks()
+            blocks = list(place.log.collected_blocks())
             slice_blocks = self._restoring.staged_slice_blocks
-            slices = replace_all(place.indexer, rank, blocks, message.state, slice_blocks)
+            slices = replace_all(place.indexer, message, blocks, slice_blocks)
         self._unfinished[rank] = self._end_after(slices, place, message, now_s)
         self.apply_slice()
 
@@ -374,6 +392,7 @@ class TrustedIndex:
 
     def _end(self, place: RankIndex, message: LogMessage, outcome: int, now_s: float) -> None:
         """Record the end of a message: its cursor and state, and whether the index matches."""
+        place.hybrid = message.hybrid
         if isinstance(message, EventBatch):
             place.packed_state = message.packed[:_STATE_BYTES]
             place.log.resume(message.incarnation, message.last_event_id)

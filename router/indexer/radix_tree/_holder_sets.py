@@ -47,11 +47,15 @@ KEEP = np.uint64(9)
 CLOSED = np.uint64(10)
 FORCED_OPEN = np.uint64(11)
 LEFT_OVER = np.uint64(12)
+CLASS_HOLDER = np.uint64(13)
+LAYOUT = np.uint64(14)
 HOLDER_COLUMNS = 16
 """Columns per holder. `COUNTS` and `DIGESTS`: one per tier. `VISIBLE`, `KEEP`, `CLOSED`: masks of
 the tiers that matching sees, that a sweep keeps, and of the cumulative tiers free of holes.
 `FORCED_OPEN`: a report of no holes was found to be wrong. `LEFT_OVER`: number of blocks, counted
-once per tier, that a sweep still has to remove."""
+once per tier, that a sweep still has to remove. Of hybrid ranks: `CLASS_HOLDER`: the rank's holder
+in the tree of classes, plus 1; 0 if there is none. `LAYOUT`: address of its layout's words; 0: the
+rank is not hybrid."""
 
 ENDS_COLUMNS = 5
 """Columns of a result row: the holder, then the end of its overlap in each cumulative tier."""
@@ -89,10 +93,12 @@ DIFFERED = np.uint64(2 * HEADER_WORDS + 14)
 ROWS = np.uint64(2 * HEADER_WORDS + 15)
 MATCHING = np.uint64(2 * HEADER_WORDS + 16)
 OPEN = np.uint64(2 * HEADER_WORDS + 17)
-FREE_MEMBERS = np.uint64(2 * HEADER_WORDS + 18)
-STATE_WORDS = 2 * HEADER_WORDS + 18 + 32
-"""Words of the state. Free sets, and free stretches of members (one list per power of two), are
-linked lists that end with 0."""
+CLASS_TREE = np.uint64(2 * HEADER_WORDS + 18)
+FREE_MEMBERS = np.uint64(2 * HEADER_WORDS + 19)
+STATE_WORDS = 2 * HEADER_WORDS + 19 + 32
+"""Words of the state. `CLASS_TREE`: address of the state of the tree with the blocks of hybrid
+ranks' classes (`class_plane.py`); 0 while no rank is hybrid. Free sets, and free stretches of
+members (one list per power of two), are linked lists that end with 0."""
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)

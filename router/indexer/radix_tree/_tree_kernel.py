@@ -25,12 +25,15 @@ from router.indexer.radix_tree._block_table import export as export_pairs
 from router.indexer.radix_tree._holder_sets import (
     CHECK_INTERVAL,
     CHECKED,
+    CLASS_HOLDER,
+    CLASS_TREE,
     CLOSED,
     COUNTS,
     DIFFERED,
     DIGESTS,
     FORCED_OPEN,
     KEEP,
+    LAYOUT,
     LEFT_OVER,
     MASK,
     MASK_BITS,
@@ -52,9 +55,10 @@ from router.indexer.radix_tree._holder_sets import (
     word_of,
 )
 from router.indexer.radix_tree._match_kernel import WIDTH, match
+from router.indexer.radix_tree._stepwise_kernel import CLASSES, LAYOUT_WORDS
 from router.protocol.events import ANY_TIER, CLEARED, REMOVED, STATE_WORDS, STORED
 from router.protocol.values import TIERS
-from router.runtime.kernels.numba_runtime import device, kernel
+from router.runtime.kernels.numba_runtime import device, kernel, words_at
 from router.sequence.hashing._digest import mix
 
 _0 = np.uint64(0)
@@ -172,14 +176,15 @@ def _compare(tree: Tree, galloped: Halves, start: np.uint64) -> None:
 
 
 @device
-def _is_well_formed(words: Words, event_count: int) -> bool:
+def _is_well_formed(words: Words, event_count: int, places: int) -> bool:
+    """Return whether the events are whole, and of the tiers and the classes that there are."""
     head = STATE_WORDS
     while head < len(words):
         word = words[head]
         kind, tier, blocks = word & _KIND, word >> _TIER_SHIFT & _KIND, word >> _BLOCKS_SHIFT
-        is_change = (kind == np.uint64(STORED) or kind == np.uint64(REMOVED)) and tier < TIERS
+        is_change = (kind == np.uint64(STORED) or kind == np.uint64(REMOVED)) and tier < places
         may_clear = kind == np.uint64(CLEARED) and blocks == _0
-        is_clear = may_clear and (tier < TIERS or tier == np.uint64(ANY_TIER))
+        is_clear = may_clear and (tier < places or tier == np.uint64(ANY_TIER))
         if not (is_change or is_clear) or word >> _ZERO_SHIFT & np.uint64(0xFFFF):
             return False
         head += 1 + int(blocks)
@@ -216,8 +221,20 @@ def _settle(tree: Tree, holder: np.uint64, said: Words) -> int:
 
 
 @device
-def _change(tree: Tree, holder: np.uint64, event: np.uint64, keys: Words) -> int:
+def _places(tree: Tree, holder: np.uint64) -> int:
+    """Return the number of tiers and classes that the holder has."""
+    address = tree.holders[of_holder(holder, LAYOUT)]
+    if address == _0:
+        return TIERS
+    return TIERS + int(words_at(address, np.uint64(LAYOUT_WORDS))[CLASSES])
+
+
+@device
+def _change(tree: Tree, classes: Tree, holder: np.uint64, event: np.uint64, keys: Words) -> int:
     tier = event >> _TIER_SHIFT & _KIND
+    if tier >= np.uint64(TIERS):
+        holder = tree.holders[of_holder(holder, CLASS_HOLDER)] - _1
+        tree, tier = classes, tier - np.uint64(TIERS)
     if event & _KIND == np.uint64(STORED):
         return _store(tree, holder, tier, keys)
     return _remove(tree, holder, tier, keys)
@@ -225,6 +242,7 @@ def _change(tree: Tree, holder: np.uint64, event: np.uint64, keys: Words) -> int
 
 @device
 def _apply(tree: Tree, holder: np.uint64, words: Words, progress: int, room: int) -> int:
+    classes = tree_at(int(tree.state[CLASS_TREE])) if tree.state[CLASS_TREE] else tree
     head, done = progress >> PROGRESS_BITS, progress & ((1 << PROGRESS_BITS) - 1)
     while head < len(words) and room > 0:
         if words[head] & _KIND == np.uint64(CLEARED):
@@ -232,7 +250,7 @@ def _apply(tree: Tree, holder: np.uint64, words: Words, progress: int, room: int
         count = int(words[head] >> _BLOCKS_SHIFT)
         part = min(count - done, room)
         keys = words[head + 1 + done : head + 1 + done + part]
-        if _change(tree, holder, words[head], keys) < part:
+        if _change(tree, classes, holder, words[head], keys) < part:
             return REFUSED
         room, done = room - part, done + part
         if done == count:
@@ -248,17 +266,18 @@ def apply(
 ) -> int:
     """Apply at most `room` blocks of a packed batch (`router.protocol.events`), from `progress` on.
 
-    Returns the outcome, or the progress reached. Stops before an event that clears a tier: the
-    caller applies that one.
+    Returns the outcome, or the progress reached. Stops before an event that clears something: the
+    caller applies that one. Events of classes go to the tree of classes, in which a rank with a
+    layout must have a holder; the caller compares their sums.
     """
     if len(packed) % 8:
         return MALFORMED
-    words = np.frombuffer(packed, np.uint64)
+    words, tree = np.frombuffer(packed, np.uint64), tree_at(address)
     if progress == 0:
-        if not _is_well_formed(words, event_count):
+        if not _is_well_formed(words, event_count, _places(tree, np.uint64(holder))):
             return MALFORMED
         progress = STATE_WORDS << PROGRESS_BITS
-    return _apply(tree_at(address), np.uint64(holder), words, progress, room)
+    return _apply(tree, np.uint64(holder), words, progress, room)
 
 
 @kernel("int64(int64, Array(uint64, 1, 'C', readonly=True))")

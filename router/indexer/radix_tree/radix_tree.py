@@ -18,6 +18,8 @@ import numpy as np
 
 from router.errors import WireError
 from router.indexer.base import (
+    DIFFERENT,
+    DONE,
     REFUSED,
     ExportedBlocks,
     HeldSlice,
@@ -30,14 +32,17 @@ from router.indexer.radix_tree import (
     _block_table,
     _grouping_kernel,
     _holder_sets,
+    _resume_kernel,
     _tree_kernel,
 )
 from router.indexer.radix_tree._memory import SUB_BITS, Memory
 from router.indexer.radix_tree._tree_kernel import MALFORMED, PROGRESS_BITS
+from router.indexer.radix_tree.class_plane import ClassPlane
 from router.indexer.radix_tree.holders import Holders
 from router.indexer.radix_tree.invariants import check_radix_tree
 from router.indexer.radix_tree.matches import ROW_BYTES, Matches
-from router.protocol.events import CLEARED, Cleared, EventBatch, cleared_at
+from router.protocol.events import CLEARED, ClassCleared, Cleared, EventBatch, cleared_at
+from router.protocol.hybrid import HybridState, Layout
 from router.protocol.values import TIERS, HashArray, PerTier, Rank, Tier
 
 DEFAULT_MAX_BLOCKS = 1 << 25
@@ -46,6 +51,7 @@ CHECK_INTERVAL = 1000
 
 _COUNT = _holder_sets.BLOCK_TABLE + int(_block_table.COUNT)
 _MAX_COUNT = _holder_sets.BLOCK_TABLE + int(_block_table.MAX_COUNT)
+_MULTIPLIER = _holder_sets.BLOCK_TABLE + int(_block_table.MULTIPLIER)
 _SET_COUNT = _holder_sets.SET_TABLE + int(_block_table.COUNT)
 _EXPECTED = _holder_sets.BLOCK_TABLE + int(_block_table.EXPECTED)
 _EXPECTED_UNIT = 17
@@ -53,6 +59,9 @@ _EXPECTED_UNIT = 17
 
 _EXPECTED_MOST = 1 << 20
 _SWEEP_SLICE = 64
+
+CLASS_SUB_BITS = 10
+"""Fewer sub-tables for the blocks of classes: there are few, and a sub-table takes a page."""
 
 DUMP_ROWS = 8192
 """Rows read without a pause, at 10 ns each; a sub-table counts as `_SUB_TABLE_ROWS` more."""
@@ -67,7 +76,8 @@ class RadixTree:
     search in `check_interval` that jumped over blocks is verified by examining each block.
 
     `memory` and `holders` are its arrays and the ids of its ranks; only the tree changes them.
-    `address`: that of its state; `trees`: this tree, as `Indexer` has it.
+    `address`: that of its state; `trees`: this tree, as `Indexer` has it. `classes`: what hybrid
+    ranks hold beside full attention; None before the first of them.
     """
 
     __slots__ = (
@@ -77,6 +87,7 @@ class RadixTree:
         "_state",
         "_sub_tables",
         "address",
+        "classes",
         "expected_ranks",
         "holders",
         "memory",
@@ -101,18 +112,20 @@ class RadixTree:
         self._cursor = 0
         self._differing: list[Rank] = []
         self.expected_ranks = 0
+        self.classes: ClassPlane | None = None
 
     def expect(self, ranks: int) -> None:
         """Grow from now on for `ranks` ranks that hold as much as the known ones; see `Indexer`.
 
-        Sub-tables still grow one by one, when they are full; 0: by a quarter, the default.
+        Sub-tables still grow one by one, when they are full; 0: by a quarter, the default, and
+        always so in the sparse table of classes.
         """
         self.expected_ranks = ranks
         self._note_expected()
 
     def store(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
         """Record that the rank holds these blocks in this tier. O(blocks named)."""
-        holder = self._holder(rank)
+        holder = self.ready(rank)
         if holder is None:
             return False
         return _tree_kernel.store(self.address, holder, int(tier), sequence_hashes) == len(
@@ -123,7 +136,7 @@ class RadixTree:
         """Remove these blocks of the rank from this tier; blocks it does not hold are ignored."""
         if rank not in self.holders.ids:
             return True
-        holder = self._holder(rank)
+        holder = self.ready(rank)
         if holder is None:
             return False
         return _tree_kernel.remove(self.address, holder, int(tier), sequence_hashes) == len(
@@ -132,12 +145,13 @@ class RadixTree:
 
     def apply(self, rank: Rank, batch: EventBatch, progress: int, room_blocks: int) -> int:
         """Apply a batch's events from `progress` on; see `Indexer`. O(blocks applied)."""
-        packed = batch.packed
+        packed, hybrid = batch.packed, batch.hybrid
         event_count = batch.last_event_id - batch.first_event_id + 1
         while True:
             holder = self.holders.ids.get(rank)
-            if holder is None or self.holders.unswept:
-                holder = self._holder(rank)
+            has_classes = hybrid is not None or self.classes is not None
+            if holder is None or self.holders.unswept or has_classes:
+                holder = self._prepared(rank, hybrid)
                 if holder is None:
                     return REFUSED
             reached = _tree_kernel.apply(
@@ -145,42 +159,51 @@ class RadixTree:
             )
             if reached == MALFORMED:
                 raise WireError(f"{rank}: {event_count} events in a malformed string of bytes")
-            if reached < 0:
-                return reached
+            if reached == DONE and hybrid is not None:
+                is_equal = self.summary(rank) == HeldSummary.of(batch.state, hybrid)
+                return DONE if is_equal else DIFFERENT
             offset = reached >> PROGRESS_BITS << 3
-            if packed[offset] != CLEARED:
+            if reached < 0 or packed[offset] != CLEARED:
                 return reached
-            event = cleared_at(packed, offset)
-            if isinstance(event, Cleared):
-                self.clear(rank, event.tier)
+            self._clear(rank, cleared_at(packed, offset))
             progress = reached + (1 << PROGRESS_BITS)
 
     def clear(self, rank: Rank, tier: Tier | None = None) -> None:
-        """Remove all blocks of the rank from this tier; None: from all tiers. O(1), swept later.
+        """Remove all blocks of the rank from this tier; None: all, and the layout. O(1); see below.
 
         If only some tiers are cleared, the tier must be swept before the rank's next change.
         """
         self.holders.clear(rank, tier)
+        if tier is None and self.classes is not None:
+            self.classes.forget(rank)
 
-    def stage(self, rank: Rank, tier: Tier, sequence_hashes: HashArray) -> bool:
+    def stage(self, rank: Rank, place: int, sequence_hashes: HashArray) -> bool:
         """Collect blocks that will replace all that the rank holds; not visible yet."""
+        if place >= TIERS:
+            return self._class_plane().stage(rank, place - TIERS, sequence_hashes)
         holder = self.holders.stage(rank)
         if holder is None:
             return False
-        return _tree_kernel.store(self.address, holder, int(tier), sequence_hashes) == len(
+        return _tree_kernel.store(self.address, holder, place, sequence_hashes) == len(
             sequence_hashes
         )
 
-    def commit_staged(self, rank: Rank) -> None:
+    def commit_staged(self, rank: Rank, layout: Layout | None = None) -> None:
         """Replace all that the rank holds by the staged blocks. O(1)."""
         self.clear(rank)
         holder = self.holders.staged.pop(rank, None)
         if holder is not None:
             self._show(holder, rank)
+        if layout is not None:
+            self._class_plane().commit_staged(rank, layout)
+        elif self.classes is not None:
+            self.classes.tree.drop_staged(rank)
 
     def drop_staged(self, rank: Rank) -> None:
         """Drop the staged blocks. O(1)."""
         self.holders.drop_staged(rank)
+        if self.classes is not None:
+            self.classes.tree.drop_staged(rank)
 
     def note_holes(self, rank: Rank, holes: PerTier | None) -> None:
         """Record in which cumulative tiers searches may jump; see `Indexer`."""
@@ -207,9 +230,23 @@ class RadixTree:
         rows = _tree_kernel.find(self.address, sequence_hashes)
         return Matches(self.holders.rank_of, self._ends[: rows * ROW_BYTES].tobytes())
 
+    def resumable(
+        self, sequence_hashes: HashArray, isl_tokens: int, block_size: int
+    ) -> OverlapScores:
+        """Return the prefix of a prompt that ranks need not compute again; see `Indexer`.
+
+        With hybrid ranks at most one more look-up per block.
+        """
+        rows = _resume_kernel.find_resumable(self.address, sequence_hashes, isl_tokens, block_size)
+        return Matches(self.holders.rank_of, self._ends[: rows * ROW_BYTES].tobytes())
+
     def summary(self, rank: Rank) -> HeldSummary:
         """Return the number and digest of the rank's blocks. O(1)."""
-        return self.holders.summary(rank)
+        summary = self.holders.summary(rank)
+        if self.classes is None or rank not in self.classes.layouts:
+            return summary
+        of_classes = self.classes.tree.summary(rank)
+        return HeldSummary(summary.counts, summary.digests, of_classes.counts, of_classes.digests)
 
     def dump(self) -> Iterator[ExportedBlocks]:
         """Yield all held blocks, by rank and tier, without empty entries. O(blocks held)."""
@@ -235,6 +272,7 @@ class RadixTree:
         return IndexStats(
             blocks=self.block_count(),
             max_blocks=int(self._state[_MAX_COUNT]),
+            class_blocks=0 if self.classes is None else self.classes.tree.block_count(),
             holder_sets=int(self._state[_SET_COUNT]),
             unswept_holders=len(self.holders.unswept),
             checked_answers=int(self._state[_holder_sets.CHECKED]),
@@ -243,13 +281,14 @@ class RadixTree:
 
     def sweep(self, sub_tables: int) -> bool:
         """Free a slice of the blocks of cleared ranks. Returns False once nothing is left."""
+        is_left = self.classes is not None and self.classes.tree.sweep(sub_tables)
         if not self.holders.unswept:
-            return False
+            return is_left
         for _ in range(sub_tables):
             _tree_kernel.sweep(self.address, self._cursor)
             self._cursor = (self._cursor + 1) % self._sub_tables
         self.holders.release_swept()
-        return bool(self.holders.unswept)
+        return is_left or bool(self.holders.unswept)
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""
@@ -257,8 +296,10 @@ class RadixTree:
     def check_invariants(self) -> None:
         """Assert the invariants of this module and those below it. O(size of the tree)."""
         check_radix_tree(self.memory, self.holders)
+        if self.classes is not None:
+            self.classes.check_invariants()
 
-    def _holder(self, rank: Rank) -> int | None:
+    def ready(self, rank: Rank) -> int | None:
         """Return the rank's holder id, new if need be, ready for changes; None if no room."""
         holders = self.holders
         holder = holders.ids.get(rank)
@@ -278,8 +319,36 @@ class RadixTree:
                 return True
         return False
 
+    def _prepared(self, rank: Rank, hybrid: HybridState | None) -> int | None:
+        """Return the rank's holder id, ready for a batch with these classes; None if no room."""
+        holder = self.ready(rank)
+        if hybrid is not None:
+            return holder if self._class_plane().prepare(rank, hybrid.layout) else None
+        if self.classes is not None:
+            self.classes.forget(rank)
+        return holder
+
+    def _clear(self, rank: Rank, event: Cleared | ClassCleared) -> None:
+        """Apply an event; unlike `clear`, it leaves the rank its layout."""
+        if isinstance(event, Cleared):
+            self.holders.clear(rank, event.tier)
+            if event.tier is None and self.classes is not None:
+                self.classes.clear(rank)
+        elif self.classes is not None:
+            self.classes.clear(rank, event.class_index)
+
+    def _class_plane(self) -> ClassPlane:
+        """Return the plane of classes, made with the first hybrid rank."""
+        if self.classes is None:
+            max_blocks, multiplier = int(self._state[_MAX_COUNT]), int(self._state[_MULTIPLIER])
+            tree = RadixTree(max_blocks, multiplier=multiplier, sub_bits=CLASS_SUB_BITS)
+            self.classes = ClassPlane(self._state, self.holders, tree)
+        return self.classes
+
     def _show(self, holder: int, rank: Rank) -> None:
         self.holders.show(holder, rank)
+        if self.classes is not None:
+            self.classes.link(rank)
         if self.expected_ranks:
             self._note_expected()
 
