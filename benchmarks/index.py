@@ -15,6 +15,7 @@ from command_line import section_parser
 SECTIONS = {
     "find": "a warm path: from sequence or local hashes, depth × holders",
     "cold": "another path every time, by depth",
+    "hybrid": "a path whose holders can resume it only at their last checkpoints",
     "uneven": "a path of 8,192 blocks, held unevenly",
     "store": "new blocks, from bytes to visible: blocks an event, workers",
     "remove": "removals, from bytes to visible: blocks an event",

@@ -6,6 +6,7 @@ from functools import partial
 
 from growth import growth_rows
 from index_find import cold_rows, hashing_rows, uneven_rows, warm_rows
+from index_hybrid import hybrid_rows
 from index_ingest import mixed_rows, removed_rows, stored_rows
 from index_memory import memory_rows
 from index_restore import restore_rows
@@ -16,6 +17,7 @@ from timing import Scale
 MEASURE: dict[str, Callable[[Scale], list[Row]]] = {
     "find": warm_rows,
     "cold": cold_rows,
+    "hybrid": hybrid_rows,
     "uneven": uneven_rows,
     "store": stored_rows,
     "remove": removed_rows,

@@ -300,7 +300,6 @@ class Placer:
     def resumable(self, scope: Scope, prompt: HashedPrompt) -> OverlapScores:
         """Return the `overlaps`, cut on hybrid ranks to where the prompt can be resumed."""
         hashes = prompt.sequence_hashes
-        self._index.note_search(scope, hashes)
         known = self._index.resumable(scope, hashes, prompt.isl_tokens, prompt.block_size)
         if not self._predictions.are_made:
             return known

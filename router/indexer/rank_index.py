@@ -91,7 +91,8 @@ class RankIndex:
     `packed_state`: the state that the rank reported with its last message. `is_unsettled`: the rank
     was restored and is not verified yet. `hybrid`: the classes beside full attention that its last
     message reported; None: its model is not hybrid, or its agent does not report them.
-    `no_events`: the reason why it has no events by choice; None if it has. `fault`: what is known to be wrong with its event source.
+    `no_events`: the reason why it has no events by choice; None if it has. `fault`: what is known
+    to be wrong with its event source.
     """
 
     __slots__ = (

@@ -30,6 +30,7 @@ from router.indexer.rank_index import EVENTS_OFF, NO_CACHE, RankIndex, SourceFau
 from router.indexer.restoring import Restoring
 from router.indexer.slices import SLICE_BLOCKS, Unfinished, apply_rest, replace_all
 from router.protocol.events import STATE_WORDS, EventBatch, LogMessage, pack_state, unpack_state
+from router.protocol.hybrid import Layout
 from router.protocol.loads import LoadReport
 from router.protocol.replies import Trust, TrustState
 from router.protocol.values import SCHEME, HashArray, HeldState, Identity, Rank, Scope
@@ -295,16 +296,20 @@ class TrustedIndex:
     def resumable(
         self, scope: Scope, sequence_hashes: HashArray, isl_tokens: int, block_size: int
     ) -> OverlapScores:
-        """Return what ranks of the scope need not compute again of a prompt, in blocks."""
+        """Return what ranks of the scope need not compute again of a prompt, in blocks.
+
+        See `Indexer`; like `find_matches`, but cut on hybrid ranks to where it can be resumed.
+        """
+        self.note_search(scope, sequence_hashes)
         indexer = self._indexers.get(scope)
         if indexer is None:
             return {}
         return indexer.resumable(sequence_hashes, isl_tokens, block_size)
 
-    def is_hybrid(self, rank: Rank) -> bool:
-        """Return whether the rank's last message had classes beside full attention."""
+    def layout(self, rank: Rank) -> Layout | None:
+        """Return the layout in the last message of a hybrid rank. Returns None for others."""
         place = self._ranks.get(rank)
-        return place is not None and place.hybrid is not None
+        return None if place is None or place.hybrid is None else place.hybrid.layout
 
     def trees(self, scope: Scope) -> tuple[SearchedTree, ...]:
         """Return the trees that `find_matches` searches."""

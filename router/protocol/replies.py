@@ -130,6 +130,8 @@ class ExplainedCandidate(Candidate, frozen=True, gc=False):
 
     `parts` sum to `cost`. `chance`: the probability of choosing the rank by these costs, null if
     the policy does not define one. Blocks are leading blocks of the prompt, cumulative over tiers.
+    `resumption`: on ranks with a hybrid model, whose blocks are those from which the prompt can be
+    resumed: how these compare with the blocks of full attention.
     """
 
     parts: dict[str, float]
@@ -141,6 +143,7 @@ class ExplainedCandidate(Candidate, frozen=True, gc=False):
     trust_weight: float
     active_requests: int
     predicted: PredictedSeconds
+    resumption: str | None = None
 
 
 class Explanation(Struct, frozen=True):
@@ -281,7 +284,8 @@ class RankOverlap(Struct, frozen=True, gc=False):
     """The cached prefix of one rank in blocks of its own size; host, disk, remote are cumulative.
 
     `num_blocks`: blocks of the prompt. `predicted_cached_blocks`: blocks that the engine will not
-    compute.
+    compute. `resumable_tokens`: of ranks with a hybrid model, whose other figures are those of full
+    attention: the prefix from which the other layers let the prompt be resumed.
     """
 
     worker_id: int
@@ -297,6 +301,7 @@ class RankOverlap(Struct, frozen=True, gc=False):
     disk_extension_blocks: int
     trust: Trust
     shared_beyond_device_blocks: int | None = None
+    resumable_tokens: int | None = None
 
 
 class SharedCache(Struct, frozen=True):

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from router.indexer.radix_tree._holder_sets import ENDS_COLUMNS, tree_at
-from router.indexer.radix_tree._tree_kernel import find
+from router.indexer.radix_tree._resume_kernel import find_resumable
 from router.protocol.values import TIERS
 from router.runtime.kernels.numba_runtime import device, kernel
 from router.scheduler.policy._predicted_parts import PARTS
@@ -46,18 +46,21 @@ SHARES_BLOCKS = 32  # blocks that booked requests hold are not new
 
 
 @device
-def search(trees: Ints, hashes: Hashes, overlaps: Floats, found: Found) -> int:
+def search(
+    trees: Ints, hashes: Hashes, isl_tokens: int, block_size: int, overlaps: Floats, found: Found
+) -> int:
     """Write the longest overlap of each slot in any tree, and the slots with one to `found`.
 
-    `trees`: rows {address, slot of each holder or NO_SLOT}.
+    Overlaps on hybrid ranks end where the prompt can be resumed. `trees`: rows {address, slot of
+    each holder or NO_SLOT}.
     """
     count = 0
     for t in range(len(trees)):
-        rows = find(trees[t, 0], hashes)
+        rows = find_resumable(trees[t, 0], hashes, isl_tokens, block_size)
         ends = tree_at(trees[t, 0]).ends[: rows * ENDS_COLUMNS].reshape(rows, ENDS_COLUMNS)
         for i in range(rows):
             slot = trees[t, 1 + ends[i, 0]]
-            if slot == NO_SLOT:
+            if slot == NO_SLOT or ends[i, TIERS] == 0:
                 continue
             if overlaps[slot, TIERS - 1] == 0:
                 found[count, 0] = slot
@@ -154,7 +157,7 @@ def place(
     """
     if len(tokens):
         prompt_hashes(tokens, block_size, window, seed, hashes)
-    count = search(trees, hashes, overlaps, found)
+    count = search(trees, hashes, isl_tokens, block_size, overlaps, found)
     total_blocks = -(-isl_tokens // block_size)
     for i in range(len(places)):
         position, slot = places[i, 0], places[i, 1]

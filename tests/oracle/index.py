@@ -18,9 +18,9 @@ from router.indexer.base import (
 from router.protocol.events import ClassCleared, ClassStored, Cleared, Removed, Stored
 from router.protocol.hybrid import MAX_CLASSES
 from router.protocol.values import TIERS, Tier, unpack_hashes
+from router.sequence.hashing._digest import digest
 
 PLACES = range(TIERS + MAX_CLASSES)
-from router.sequence.hashing._digest import digest
 
 
 class ExactIndex:

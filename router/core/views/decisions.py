@@ -14,8 +14,9 @@ from msgspec.structs import force_setattr, replace
 
 from router.core.core import RouterCore
 from router.core.placement import Explained, Placement
-from router.indexer.base import Overlap, OverlapScores
+from router.indexer.base import NO_OVERLAP, Overlap, OverlapScores
 from router.indexer.radix_tree.matches import Matches
+from router.protocol.hybrid import Layout
 from router.protocol.replies import (
     BlockSource,
     Candidate,
@@ -219,8 +220,40 @@ def explained_candidates(
             trust_weight,
             terms[SHOWN_REQUESTS],
             _predicted(why.predicted_s[which], rates, error),
+            _resumptions(core, placement, ranks, rows),
         )
     )
+
+
+def _resumptions(
+    core: RouterCore, placement: Placement, ranks: Sequence[Rank], rows: FloatArray
+) -> list[str | None]:
+    """Return, of the hybrid ranks, how resumable blocks compare with those of full attention."""
+    layouts = [core.index.layout(rank) for rank in ranks]
+    if not any(layouts):
+        return [None] * len(ranks)
+    prompt = placement.prompt
+    full = core.match(placement.choice.table.scope, prompt)
+    resumed = (rows[:, OVERLAP_DEVICE] * prompt.block_size).astype(np.int64).tolist()
+    texts: list[str | None] = []
+    for layout, rank, tokens in zip(layouts, ranks, resumed, strict=True):
+        full_tokens = full.get(rank, NO_OVERLAP).device * prompt.block_size
+        text = (
+            None if layout is None else resumption(layout, full_tokens, tokens, prompt.isl_tokens)
+        )
+        texts.append(text)
+    return texts
+
+
+def resumption(layout: Layout, full_tokens: int, resumable_tokens: int, isl_tokens: int) -> str:
+    """Return how much of a prompt can be resumed, and what ends it before full attention does."""
+    text = f"full attention {full_tokens} tokens, resumable {resumable_tokens}"
+    limit_tokens = max(min(full_tokens, isl_tokens - 1), 0)
+    if resumable_tokens > limit_tokens - layout.alignment_tokens:
+        return text
+    kinds = " and ".join(dict.fromkeys(each.kind for each in layout.classes))
+    ended_by = "the last checkpoint" if resumable_tokens else "no checkpoint"
+    return f"{text}: {ended_by} of its {kinds}"
 
 
 _RATES = [*range(BASE_S, KV_S + 1), RATE_ERROR, TRUST_WEIGHT]

@@ -118,15 +118,23 @@ def overlap_scores(
     shown = list(map(RankOverlap, *static, num_blocks, *nothing, trusts))
     for kind, hashed in enumerate(prompts):
         is_eagle = here.identities[kind].eagle
-        for rank, overlap in core.match(request.scope, hashed).items():
+        found = core.match(request.scope, hashed)
+        are_hybrid = any(core.index.layout(rank) is not None for rank in found)
+        resumable = core.resumable(request.scope, hashed) if are_hybrid else found
+        for rank, overlap in found.items():
             place = here.places.get(rank)
             if place is not None and here.kinds[place] == kind:
-                reused = hashed.cached_blocks(overlap.remote, eagle=is_eagle)
-                shown[place] = _holding(shown[place], overlap, reused)
+                resumed_blocks = resumable.get(rank, overlap).remote
+                reused = hashed.cached_blocks(resumed_blocks, eagle=is_eagle)
+                is_hybrid = are_hybrid and core.index.layout(rank) is not None
+                tokens = resumed_blocks * hashed.block_size if is_hybrid else None
+                shown[place] = _holding(shown[place], overlap, reused, tokens)
     return OverlapScoresReply(prompts[0].block_size, blocks[0], shown)
 
 
-def _holding(rank: RankOverlap, overlap: Overlap, reused_blocks: int) -> RankOverlap:
+def _holding(
+    rank: RankOverlap, overlap: Overlap, reused_blocks: int, resumable_tokens: int | None
+) -> RankOverlap:
     device, host, disk, remote = overlap.device, overlap.host, overlap.disk, overlap.remote
     return RankOverlap(
         rank.worker_id,
@@ -141,6 +149,8 @@ def _holding(rank: RankOverlap, overlap: Overlap, reused_blocks: int) -> RankOve
         host - device,
         disk - host,
         rank.trust,
+        None,
+        resumable_tokens,
     )  # with names it takes twice as long
 
 

@@ -129,7 +129,7 @@ def _step_down(classes: Tree, layout: Words, asked: Asked, full_tokens: int) -> 
                 dropped = 0
             now = found
         if now >= hit or kinds == 1 or (kinds == 2 and full_size):
-            return min(now, hit)
+            return max(min(now, hit), 0)
         hit = now
     return 0
 
