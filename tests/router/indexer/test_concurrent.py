@@ -17,7 +17,17 @@ from router.errors import WireError
 from router.indexer.base import DONE, NOTHING_HELD, HeldSummary, Overlap
 from router.indexer.concurrent import ConcurrentIndex
 from router.indexer.radix_tree.radix_tree import RadixTree
-from router.protocol.events import Cleared, EventBatch, Removed, Stored, pack_batch
+from router.protocol.events import (
+    ClassCleared,
+    ClassRemoved,
+    ClassStored,
+    Cleared,
+    EventBatch,
+    Removed,
+    Stored,
+    pack_batch,
+)
+from router.protocol.hybrid import HybridState, LayerClass, Layout
 from router.protocol.values import (
     SCHEME,
     HeldState,
@@ -178,6 +188,35 @@ class AgainstTheOracle(RuleBasedStateMachine):
 
 AgainstTheOracle.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40)
 TestAgainstTheOracle = AgainstTheOracle.TestCase
+
+
+def hybrid_batch(events, layout):
+    zeros = (0,) * len(layout.classes)
+    packed = pack_batch(HeldState(), events)
+    return EventBatch(1, 0, 1, IDENTITY, 1, len(events), packed, HybridState(layout, zeros, zeros))
+
+
+def test_hybrid_ranks_resume_in_shards_too(start):
+    index, window = start(small_tree), Layout(16, 16, (LayerClass("window", 16, 17),))
+    blocks = pack_hashes(array(1, 2, 3))
+    index.apply(
+        W1, hybrid_batch([Stored(DEVICE, blocks), ClassStored(0, blocks[:16])], window), 0, 1
+    )
+    index.store(W2, DEVICE, array(1))
+    found = index.resumable(array(1, 2, 3), 100, 16)
+    assert dict(found.items()) == {W1: Overlap(2, 2, 2, 2), W2: Overlap(1, 1, 1, 1)}
+    assert index.summary(W1).class_counts == (2, 0, 0, 0)
+    index.stage(W1, DEVICE, array(1))
+    index.commit_staged(W1)
+    assert dict(index.resumable(array(1), 100, 16).items())[W1].device == 1
+
+
+@pytest.mark.parametrize("event", [ClassStored(1, b""), ClassRemoved(2, b""), ClassCleared(3)])
+def test_an_event_of_a_class_that_is_not_there_is_refused_at_once(start, event):
+    index, layout = start(small_tree), Layout(16, 16, (LayerClass("state", 16),))
+    with pytest.raises(WireError):
+        index.apply(W1, hybrid_batch([event], layout), 0, 1)
+    assert index.summary(W1) == NOTHING_HELD
 
 
 def test_long_streams_in_four_shards_end_as_their_definition_says(start):

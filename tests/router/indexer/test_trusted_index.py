@@ -2,13 +2,23 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from oracle.index import ExactIndex
 from router.indexer.event_log import LogVerdict
 from router.indexer.radix_tree.radix_tree import RadixTree
 from router.indexer.slices import FILL_SLICE_BLOCKS, SLICE_BLOCKS
 from router.indexer.trusted_index import TrustedIndex
-from router.protocol.events import EventBatch, Stored, pack_batch
+from router.protocol.events import (
+    Checkpoint,
+    ClassBlocks,
+    ClassStored,
+    EventBatch,
+    Stored,
+    TierBlocks,
+    pack_batch,
+)
+from router.protocol.hybrid import HybridState, LayerClass, Layout
 from router.protocol.loads import LoadReport
 from router.protocol.replies import TrustState
 from router.protocol.values import (
@@ -207,6 +217,83 @@ def test_doubts_of_newer_agents_degrade_the_rank(edge, doubts, reason):
     stored = pack_batch(state, [Stored(Tier.DEVICE, pack_hashes(np.array([1], dtype=np.uint64)))])
     edge.index.apply(EventBatch(1, 0, 1, IDENTITY, 1, 1, stored), 0.0)
     assert (edge.trust().state, edge.trust().reason) == (TrustState.DEGRADED, reason)
+
+
+WINDOW = Layout(16, 16, (LayerClass("window", 16, 33),))
+
+
+def hybrid_checkpoint(event_id, layout, full, held, doubts=Doubt.HYBRID):
+    """What a rank holds: blocks of full attention, and of its only class."""
+    state = HeldState(counts=(len(full), 0, 0, 0), digests=(digest_of(*full), 0, 0, 0))
+    hybrid = layout and HybridState(layout, (len(held),), (digest_of(*held),))
+    blocks = (TierBlocks(Tier.DEVICE, pack_hashes(hash_array(full))),)
+    classes = (ClassBlocks(0, pack_hashes(hash_array(held))),)
+    fields = (blocks, replace(state, doubts=doubts), hybrid, classes)
+    return Checkpoint(1, 0, 1, IDENTITY, event_id, 0, 1, *fields)
+
+
+def hash_array(hashes):
+    return np.array(hashes, dtype=np.uint64)
+
+
+def resumable(edge, *hashes):
+    scores = edge.index.resumable(SCOPE, hash_array(hashes), 16 * len(hashes) + 1, 16)
+    return scores[RANK].device
+
+
+def confirmed_trust(edge, event_id, doubts=Doubt.HYBRID, **changes):
+    state = edge.index.held_state(RANK)
+    report = edge.report(event_id=event_id, state=replace(state, doubts=doubts), **changes)
+    edge.index.compare(report, 0.0, now_s=0.0)
+    return edge.trust()
+
+
+def test_a_hybrid_rank_that_says_where_prompts_resume_is_exact(edge):
+    edge.index.apply(hybrid_checkpoint(1, WINDOW, [1, 2, 3, 4], [2, 3]), 0.0)
+    assert confirmed_trust(edge, 1).state is TrustState.EXACT
+    assert (edge.overlap(1, 2, 3, 4), resumable(edge, 1, 2, 3, 4)) == (4, 3)
+    assert edge.index.layout(RANK) == WINDOW
+    assert edge.index.rank_states() == []
+
+
+def test_a_problem_of_the_layout_degrades_until_it_is_gone(edge):
+    unknown = replace(WINDOW, problem="chunk size is not told")
+    edge.index.apply(hybrid_checkpoint(1, unknown, [1, 2], [2], Doubt(0)), 0.0)
+    assert confirmed_trust(edge, 1, Doubt.COPIES).reason == (
+        "hybrid model: chunk size is not told; more copies reported than the engine has blocks"
+    )
+    edge.index.apply(batch_of_class(2, WINDOW, [1, 2], [2, 3]), 0.0)
+    assert confirmed_trust(edge, 2).state is TrustState.EXACT
+
+
+def test_a_hybrid_rank_without_classes_in_its_messages_is_an_upper_bound(edge):
+    edge.index.apply(hybrid_checkpoint(1, WINDOW, [1, 2], [2]), 0.0)
+    edge.index.apply(hybrid_checkpoint(2, None, [1, 2], []), 0.0)
+    assert confirmed_trust(edge, 2).reason == "hybrid model: overlap is an upper bound"
+    assert edge.index.layout(RANK) is None
+    assert resumable(edge, 1, 2) == 2
+
+
+def batch_of_class(event_id, layout, full, held):
+    """The last block of a class is new; the sums are those of all that is named."""
+    state = HeldState(counts=(len(full), 0, 0, 0), digests=(digest_of(*full), 0, 0, 0))
+    hybrid = HybridState(layout, (len(held),), (digest_of(*held),))
+    packed = pack_batch(state, [ClassStored(0, pack_hashes(hash_array(held[-1:])))])
+    return EventBatch(1, 0, 1, IDENTITY, event_id, event_id, packed, hybrid)
+
+
+def test_a_class_that_does_not_add_up_is_healed_by_a_checkpoint(edge):
+    edge.index.apply(hybrid_checkpoint(1, WINDOW, [1, 2], [2]), 0.0)
+    edge.index.apply(batch_of_class(2, WINDOW, [1, 2], [7, 2, 3]), 0.0)
+    assert edge.trust().reason == "digest differs"
+    assert edge.index.take_wanted_checkpoints(9.0) == [(RANK, "digest differs")]
+    edge.index.apply(hybrid_checkpoint(2, WINDOW, [1, 2], [7, 2, 3]), 0.0)
+    assert confirmed_trust(edge, 2).state is TrustState.EXACT
+
+
+def test_classes_of_a_checkpoint_without_a_layout_are_ignored(edge):
+    edge.index.apply(hybrid_checkpoint(1, None, [1, 2], [1, 2], Doubt(0)), 0.0)
+    assert confirmed_trust(edge, 1, Doubt(0)).state is TrustState.EXACT
 
 
 def test_doubts_of_one_life_are_not_those_of_the_next(edge):

@@ -3,14 +3,18 @@
 import pytest
 
 from router.api.rpc.verbs import new_reply
-from router.core.commands import OrderWorker, RemoveWorker, Select
+from router.core.commands import Apply, OrderWorker, RemoveWorker, Reserve, Select
 from router.core.views.decisions import explain
+from router.core.views.workers import overlap_scores
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.predictions import EstimateLimits
-from router.protocol.replies import BlockSource
-from router.protocol.requests import SelectRequest
-from router.protocol.values import Tier
+from router.protocol.events import Checkpoint, ClassBlocks, TierBlocks
+from router.protocol.hybrid import HybridState, LayerClass, Layout
+from router.protocol.replies import BlockSource, TrustState
+from router.protocol.requests import ReserveRequest, SelectRequest
+from router.protocol.values import HeldState, Tier, pack_hashes
 from router.sequence.active.prompt import prepare
+from router.sequence.hashing._digest import digest
 from support.values.builders import BLOCK_SIZE, World, rank
 
 PROMPT = list(range(40))
@@ -35,7 +39,8 @@ def cache(world, worker_id, blocks, tier=Tier.DEVICE):
 
 
 def decided(world, now_s=0.0, *, of=1, **fields):
-    request = SelectRequest(token_ids=PROMPT, allowed_worker_ids=[of], request_id="x", **fields)
+    allowed = None if of is None else [of]
+    request = SelectRequest(token_ids=PROMPT, allowed_worker_ids=allowed, request_id="x", **fields)
     placement = world.core.handle(Select(request, prepare(request, ())), now_s)[0]
     return explain(world.core, request, placement, now_s)
 
@@ -114,3 +119,67 @@ def test_estimated_blocks_may_be_the_source():
         world.worker(worker_id, block_addresses=SHARED)
     world.book("x", PROMPT, allowed_worker_ids=[2])
     assert decided(world).source == BlockSource(2, 0, BLOCKS, "device")
+
+
+def cache_hybrid(world, worker_id, blocks, held):
+    """Let a rank hold leading blocks of full attention, and some of a window of two blocks."""
+    journal = world.journals[rank(worker_id)]
+    prompt = prepare(SelectRequest(token_ids=PROMPT), (), naming=world.core.naming)
+    hashes = prompt.hashed(journal.identity).sequence_hashes
+    full, of_window = hashes[:blocks], hashes[held]
+    window = LayerClass("window", BLOCK_SIZE, 2 * BLOCK_SIZE + 1)
+    layout = Layout(BLOCK_SIZE, BLOCK_SIZE, (window,))
+    checkpoint = Checkpoint(
+        worker_id,
+        0,
+        journal.incarnation,
+        journal.identity,
+        journal.last_event_id + 1,
+        0,
+        1,
+        (TierBlocks(Tier.DEVICE, pack_hashes(full)),),
+        HeldState(counts=(len(full), 0, 0, 0), digests=(digest(full), 0, 0, 0)),
+        HybridState(layout, (len(of_window),), (digest(of_window),)),
+        (ClassBlocks(0, pack_hashes(of_window)),),
+    )
+    world.core.handle(Apply(checkpoint), 0.0)
+
+
+def test_decision_counts_what_hybrid_ranks_can_resume(world):
+    cache_hybrid(world, 1, 9, slice(2, 4))
+    cache_hybrid(world, 2, 8, slice(5, 7))
+    cache(world, 3, 6)
+    decision = decided(world, of=None, explain=True)
+    assert (decision.worker_id, decision.overlap_blocks) == (2, 7)
+    assert decision.predicted_cached_blocks == 7
+    assert decision.overlap.longest_matched == 7 * BLOCK_SIZE
+    assert [each.device_blocks for each in decision.candidates] == [4, 7, 6]
+    assert [each.resumption for each in decision.candidates] == [
+        "full attention 36 tokens, resumable 16: the last checkpoint of its window",
+        "full attention 32 tokens, resumable 28: the last checkpoint of its window",
+        None,
+    ]
+    assert all(each.trust.state is not TrustState.DEGRADED for each in decision.candidates)
+
+
+def test_bookings_expect_what_can_be_resumed(world):
+    cache_hybrid(world, 1, 9, slice(2, 4))
+    world.book("x", PROMPT, allowed_worker_ids=[1])
+    load = world.core.tracker.active(rank(1))
+    assert load.active_prefill_tokens == len(PROMPT) - 4 * BLOCK_SIZE
+    request = ReserveRequest(worker_id=1, dp_rank=0, token_ids=PROMPT, request_id="y")
+    world.core.handle(Reserve(request, prepare(request, ())), 0.0)
+    load = world.core.tracker.active(rank(1))
+    assert load.active_prefill_tokens == 2 * (len(PROMPT) - 4 * BLOCK_SIZE)
+
+
+def test_overlap_scores_show_full_attention_and_what_can_be_resumed(world):
+    cache_hybrid(world, 1, 9, slice(2, 4))
+    cache(world, 3, 6)
+    request = SelectRequest(token_ids=PROMPT)
+    reply = overlap_scores(world.core, request, prepare(request, ()), 0.0)
+    shown = [
+        (each.device_blocks, each.predicted_cached_blocks, each.resumable_tokens)
+        for each in reply.workers
+    ]
+    assert shown == [(9, 4, 16), (0, 0, None), (6, 6, None)]

@@ -12,6 +12,7 @@ from oracle.index import ExactIndex
 from oracle.machine import IDENTITY
 from router.errors import WireError
 from router.indexer.base import DIFFERENT, DONE, REFUSED, Overlap
+from router.indexer.radix_tree import _block_table, _holder_sets
 from router.indexer.radix_tree.radix_tree import RadixTree
 from router.protocol.events import (
     ClassCleared,
@@ -251,6 +252,24 @@ def test_a_full_table_of_classes_refuses():
     batch = batch_of(W1, [class_stored(0, span(1, 102))], HeldState(), hybrid)
     assert tree.apply(W1, batch, 0, 1000) == REFUSED
     assert tree.stats().class_blocks == 100
+
+
+def test_blocks_of_classes_take_40_bytes_each():
+    """Pages of the table, sets, and members; what is reserved and not touched takes nothing."""
+    tree, random = RadixTree(), np.random.default_rng(1)
+    hybrid = HybridState(TWO_CLASSES, (0, 0), (0, 0))
+    for worker_id in range(16):
+        hashes = random.integers(0, 1 << 63, 20_000, np.uint64)
+        events = [class_stored(0, hashes), class_stored(1, hashes[::8])]
+        batch = batch_of(Rank(worker_id, 0), events, HeldState(), hybrid)
+        tree.apply(Rank(worker_id, 0), batch, 0, 1 << 20)
+    classes = tree.classes.tree
+    state, slot_bytes = classes.memory.state, 16 * int(_block_table.PAGE_SLOTS)
+    table_bytes = slot_bytes * int(classes.memory.blocks.header[_block_table.NEXT_PAGE])
+    set_bytes = slot_bytes * int(classes.memory.set_table.header[_block_table.NEXT_PAGE])
+    set_bytes += 8 * _holder_sets.SET_COLUMNS * int(state[_holder_sets.NEXT_SET])
+    member_bytes = 4 * int(state[_holder_sets.NEXT_MEMBER])
+    assert (table_bytes + set_bytes + member_bytes) / classes.block_count() <= 40
 
 
 def test_a_dump_lists_full_attention_only():
