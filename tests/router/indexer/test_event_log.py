@@ -5,7 +5,7 @@ import pytest
 
 from router.indexer.event_log import EventLog, LogVerdict
 from router.protocol.events import Checkpoint, EventBatch, Stored, TierBlocks, pack_batch
-from router.protocol.values import SCHEME, HeldState, Identity, Tier, pack_hashes, unpack_hashes
+from router.protocol.values import SCHEME, HeldState, Identity, Tier, pack_hashes
 
 IDENTITY = Identity(SCHEME, 16)
 LIFE, NEXT_LIFE = 100, 200
@@ -93,7 +93,7 @@ def test_a_checkpoint_in_parts_counts_with_its_last(log):
     ]
     verdicts = [log.classify(part) for part in parts]
     assert verdicts == [LogVerdict.PARTIAL, LogVerdict.PARTIAL, LogVerdict.APPLY]
-    blocks = [(b.tier, unpack_hashes(b.sequence_hashes).tolist()) for b in log.collected_blocks()]
+    blocks = [(tier, hashes.tolist()) for tier, hashes in log.collected_blocks()]
     assert blocks == [(Tier.DEVICE, [0, 10]), (Tier.DEVICE, [1, 11]), (Tier.HOST, [2, 12])]
 
 
