@@ -108,7 +108,7 @@ def test_checkpoint_without_news_is_dropped(log):
     for part in (0, 1):
         verdict = log.classify(checkpoint(10, part=part, parts=2))
     assert verdict is LogVerdict.DUPLICATE
-    assert log.collected_blocks() == []
+    assert list(log.collected_blocks()) == []
 
 
 def test_a_doubt_dates_from_its_first_sign(log):
