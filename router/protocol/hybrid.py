@@ -17,7 +17,7 @@ from router.protocol.values import U64, UInt
 MAX_CLASSES = 4
 """Classes of a rank; an agent that sees more describes the first, and names the problem."""
 
-ClassKind: TypeAlias = Literal["window", "state", "chunk"]
+ClassKind: TypeAlias = Literal["window", "state", "chunk", "tail"]
 
 BlockTokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
 
@@ -26,8 +26,9 @@ class LayerClass(Struct, frozen=True, array_like=True, gc=False, cache_hash=True
     """Groups of layers of one kind and shape.
 
     `window`: a query sees the last `span_tokens` tokens, its own included; `chunk`: those since the
-    last multiple of `span_tokens`; `state`: `span_tokens` is 0, the state at a block's end stands
-    for everything before it. `is_eagle`: its engine drops the last block of a hit.
+    last multiple of `span_tokens`; `state`: the state at a block's end stands for everything before
+    it; `tail`: not a kind of layers, but places inside blocks of full attention where hits may end.
+    The last two have a `span_tokens` of 0. `is_eagle`: its engine drops the last block of a hit.
     """
 
     kind: ClassKind
@@ -36,15 +37,15 @@ class LayerClass(Struct, frozen=True, array_like=True, gc=False, cache_hash=True
     is_eagle: bool = False
 
     def __post_init__(self) -> None:
-        if (self.kind == "state") != (self.span_tokens == 0):
+        if (self.kind in ("state", "tail")) != (self.span_tokens == 0):
             raise ValueError(f"{self.kind} with a span of {self.span_tokens} tokens")
 
 
 class Layout(Struct, frozen=True, array_like=True, cache_hash=True):
     """The groups of a hybrid model, as its engine looks them up.
 
-    Hits end at multiples of `alignment_tokens`, which is a multiple of every class's block size
-    unless `problem` says otherwise. `full_block_tokens`: the block size of full attention, 0 if the
+    Hits end at multiples of `alignment_tokens`, which is a multiple of every block size, unless hits
+    may end inside blocks: then there is a class of kind `tail`. `full_block_tokens`: the block size of full attention, 0 if the
     model has none; a multiple of the identity's block size, in which all blocks are counted.
     `problem`: the first condition of exactness that fails; empty if none does.
     """

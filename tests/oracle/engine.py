@@ -33,6 +33,7 @@ class EngineModel:
 
     def begin(self):
         self.copies = {tier: Counter() for tier in Tier}
+        self.groups = {tier: set() for tier in Tier}
         self.named = set()
         self.waiting = []
         self.doubts = 0
@@ -49,6 +50,7 @@ class EngineModel:
 
     def store(self, group, blocks, tier, now_s):
         self.may_have_lower_tiers |= bool(tier)
+        self.groups[tier].add(group)
         for block in blocks:
             self.count(tier, (group, block))
         parent = blocks[0].parent
@@ -68,6 +70,7 @@ class EngineModel:
 
     def place(self, group, blocks, tier):
         self.may_have_lower_tiers |= bool(tier)
+        self.groups[tier].add(group)
         for block in blocks:
             self.count(tier, (group, block))
 
@@ -103,8 +106,12 @@ class EngineModel:
         return keys - self.named
 
     def held(self, tier):
+        """A hit needs a block of each group that stores blocks in the tier."""
         keys = [key for key, count in self.copies[tier].items() if count and key in self.named]
-        return {block.name for _, block in keys}
+        by_group = [
+            {block.name for group, block in keys if group == each} for each in self.groups[tier]
+        ]
+        return set.intersection(*by_group) if by_group else set()
 
     def received_doubts(self):
         return self.doubts | (Doubt.ORPHANS if self.orphans() else 0)

@@ -26,7 +26,7 @@ def cached_tokens(  # noqa: C901 - one procedure, as the engine has it
     """
     most = prompt_tokens - 1  # the last token is always computed
     kinds: list[LayerClass | None] = [None] if layout.full_block_tokens else []
-    kinds += layout.classes
+    kinds += [each for each in layout.classes if each.kind != "tail"]
     if not kinds or most <= 0:
         return 0
     full: int | None = None
@@ -43,9 +43,10 @@ def cached_tokens(  # noqa: C901 - one procedure, as the engine has it
             top = now
             if drops and len(kinds) > 1 and (kind is None or kind.kind != "state"):
                 size = layout.full_block_tokens if kind is None else kind.block_tokens
+                size = min(size, layout.alignment_tokens) if _has_tails(layout) else size
                 top = min(now + size, prompt_tokens)  # one block further, which is dropped
             if kind is None:
-                found = full = _full_attention(layout, holds_full, top, drops)
+                found = full = _full_attention(layout, holds_full, holds_class, top, drops)
             else:
                 found = _of_class(layout, kind, holds_class, top, drops)
             if drops:
@@ -55,17 +56,32 @@ def cached_tokens(  # noqa: C901 - one procedure, as the engine has it
             now = found
         is_settled = len(kinds) == 1 or (len(kinds) == 2 and kinds[0] is None)
         if now >= hit or is_settled:
-            return max(0, min(now, hit))
+            return min(now, hit)
         hit = now
 
 
-def _full_attention(layout: Layout, holds: Held, top: int, drops: bool) -> int:
-    size, end = layout.full_block_tokens, 0
+def _has_tails(layout: Layout) -> bool:
+    return any(each.kind == "tail" for each in layout.classes)
+
+
+def _full_attention(
+    layout: Layout,
+    holds: Held,
+    holds_class: Callable[[int, int], bool],
+    top: int,
+    drops: bool,
+) -> int:
+    """A hit may end inside the block after the last full one, where a tail is held."""
+    size, end, step = layout.full_block_tokens, 0, layout.alignment_tokens
     while end + size <= top and holds(end + size):
         end += size
+    for index, each in enumerate(layout.classes):
+        if each.kind == "tail":
+            inside = range(min(end + size - step, top // step * step), end, -step)
+            end = next((e for e in inside if holds_class(index, e)), end)
     if drops and end:
-        end -= size
-    return end - end % layout.alignment_tokens
+        end -= min(size, step) if _has_tails(layout) else size
+    return end - end % step
 
 
 def _of_class(

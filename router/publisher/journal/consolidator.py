@@ -15,6 +15,7 @@ from functools import reduce
 from operator import or_
 from typing import Protocol
 
+from router.protocol.hybrid import Layout
 from router.protocol.values import U64_MAX, HashArray, HeldState, Identity, Tier
 from router.publisher.journal.held_blocks import DEFAULT_MULTIPLIER, HeldBlocks
 from router.publisher.journal.journal import EventJournal
@@ -61,13 +62,14 @@ class JournalConsolidator:
 class SourceView:
     """One source's blocks; a `SourceJournal`. All changes are O(tiers × sources) per block."""
 
-    __slots__ = ("_all", "_doubts", "_held", "naming")
+    __slots__ = ("_all", "_doubts", "_has_layout", "_held", "naming")
 
     def __init__(self, consolidated: JournalConsolidator, held: HeldBlocks) -> None:
         self.naming: HashKeying = consolidated.journal.naming
         self._all = consolidated
         self._held = held
         self._doubts = 0
+        self._has_layout = False
 
     @property
     def identity(self) -> Identity:
@@ -130,10 +132,32 @@ class SourceView:
         O(blocks of the other sources).
         """
         self._held.clear()
-        self._all.journal.new_life(incarnation)
+        self._all.journal.new_life(incarnation, keeps_classes=not self._has_layout)
+        self._has_layout = False
         for other in self._all.sources:
             for tier in Tier:
                 self._all.journal.stored_paths(tier, *other.paths(tier))
+
+    def set_layout(self, layout: Layout | None) -> None:
+        """Set the layout of a hybrid model; only the engine's source has one."""
+        self._has_layout = layout is not None
+        self._all.journal.set_layout(layout)
+
+    def class_stored(self, index: int, names: HashArray) -> None:
+        """Store blocks in a class of the layout."""
+        self._all.journal.class_stored(index, names)
+
+    def class_removed(self, index: int, names: HashArray) -> None:
+        """Remove blocks from a class."""
+        self._all.journal.class_removed(index, names)
+
+    def classes_cleared(self) -> None:
+        """Remove all blocks from all classes."""
+        self._all.journal.classes_cleared()
+
+    def held_in_class(self, index: int) -> HashArray:
+        """Return all blocks that a class holds, unordered."""
+        return self._all.journal.held_in_class(index)
 
     def set_doubts(self, doubts: int) -> None:
         """Set this source's doubts."""
@@ -189,6 +213,21 @@ class SourceJournal(Protocol):
 
     def held(self, tier: Tier) -> HashArray:
         """Return all blocks held in a tier, unordered."""
+
+    def set_layout(self, layout: Layout | None) -> None:
+        """Set the layout of a hybrid model, part of every message from now on."""
+
+    def class_stored(self, index: int, names: HashArray) -> None:
+        """Store blocks in a class of the layout."""
+
+    def class_removed(self, index: int, names: HashArray) -> None:
+        """Remove blocks from a class."""
+
+    def classes_cleared(self) -> None:
+        """Remove all blocks from all classes."""
+
+    def held_in_class(self, index: int) -> HashArray:
+        """Return all blocks that a class holds, unordered."""
 
     def new_life(self, incarnation: int) -> None:
         """Start a new life of the cache, which is empty."""

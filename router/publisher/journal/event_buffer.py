@@ -3,7 +3,7 @@
 from collections import deque
 from itertools import islice
 
-from router.protocol.events import ANY_TIER, CLEARED, EVENT_HEAD
+from router.protocol.events import ANY_TIER, CLEARED, EVENT_HEAD, STORED
 from router.protocol.values import HashArray, Tier, pack_hashes
 
 _NO_HEAD = bytes(EVENT_HEAD.size)
@@ -67,8 +67,11 @@ class EventBuffer:
             and 8 * (words + added + block_count) <= self._max_bytes
         )
 
-    def add(self, kind: int, tier: Tier, sequence_hashes: HashArray) -> None:
-        """Add stored or removed blocks; there must be room. O(bytes)."""
+    def add(self, kind: int, tier: int, sequence_hashes: HashArray) -> None:
+        """Add stored or removed blocks; there must be room. O(bytes).
+
+        `tier`: a tier, or the number of tiers plus the index of a class.
+        """
         hashes = pack_hashes(sequence_hashes)
         while hashes:
             if self._last != (kind, tier) or self._last_blocks == self._event_blocks:
@@ -78,7 +81,11 @@ class EventBuffer:
             self._last_blocks += len(part) // 8
             hashes = hashes[len(part) :]
 
-    def add_clear(self, tier: Tier | None) -> None:
+    def add_nothing(self) -> None:
+        """Add an event without blocks, for a message that has only other news."""
+        self._begin(STORED, Tier.DEVICE)
+
+    def add_clear(self, tier: int | None) -> None:
         """Add a clearing of a tier; None clears all tiers and drops the events not sealed."""
         if tier is None and len(self) > self._sealed_count:
             del self._packed[self._starts[self._sealed_count] :]

@@ -11,6 +11,7 @@ one batch may contain: so no queue is unbounded, and no recorded change is lost.
 """
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -18,29 +19,40 @@ from router.protocol.events import (
     REMOVED,
     STORED,
     Checkpoint,
+    ClassBlocks,
     EventBatch,
     LogMessage,
     TierBlocks,
     pack_state,
 )
-from router.protocol.values import HashArray, HeldState, Identity, Rank, Tier, pack_hashes
+from router.protocol.hybrid import HybridState, Layout
+from router.protocol.values import TIERS, HashArray, HeldState, Identity, Rank, Tier, pack_hashes
 from router.publisher.journal.event_buffer import EventBuffer, ReplayRing
 from router.publisher.journal.held_blocks import DEFAULT_MULTIPLIER, Hashes, HeldBlocks
+from router.publisher.journal.held_classes import HeldClasses
 from router.sequence.hashing.keyed_hashes import PLAIN, HashKeying
 
+_Part: TypeAlias = tuple[list[TierBlocks], list[ClassBlocks]]
 
-def _parts(held: HeldBlocks, part_blocks: int) -> list[tuple[TierBlocks, ...]]:
-    parts: list[list[TierBlocks]] = [[]]
+
+def _parts(held: HeldBlocks, classes: HeldClasses, part_blocks: int) -> list[_Part]:
+    """Return all held blocks, in parts of at most `part_blocks`, of which there is at least one."""
+    parts: list[_Part] = [([], [])]
     room = part_blocks
-    for tier in Tier:
-        hashes = held.held(tier)
+    places: list[tuple[int, HashArray]] = [(tier, held.held(tier)) for tier in Tier]
+    places += [(TIERS + index, classes.held(index)) for index in classes.indexes]
+    for place, hashes in places:
         while len(hashes):
             if not room:
-                parts.append([])
+                parts.append(([], []))
                 room = part_blocks
-            parts[-1].append(TierBlocks(tier, pack_hashes(hashes[:room])))
+            packed = pack_hashes(hashes[:room])
+            if place < TIERS:
+                parts[-1][0].append(TierBlocks(Tier(place), packed))
+            else:
+                parts[-1][1].append(ClassBlocks(place - TIERS, packed))
             hashes, room = hashes[room:], room - len(hashes[:room])
-    return [tuple(part) for part in parts]
+    return parts
 
 
 class JournalLimits(Struct, frozen=True):
@@ -74,6 +86,7 @@ class EventJournal:
 
     __slots__ = (
         "_checkpoint_due",
+        "_classes",
         "_doubts",
         "_event_id_before_noted",
         "_held",
@@ -103,6 +116,7 @@ class EventJournal:
         self._identity = identity
         self._limits = limits
         self._held = HeldBlocks(multiplier)
+        self._classes = HeldClasses(multiplier)
         self._noted = EventBuffer(
             limits.event_blocks, limits.batch_events, limits.batch_blocks, limits.batch_bytes
         )
@@ -145,10 +159,15 @@ class EventJournal:
         """True if there is a message to take."""
         return self._checkpoint_due or bool(self._noted)
 
-    def new_life(self, incarnation: int) -> None:
-        """Start a new life: without blocks, with ids from 1, and with a checkpoint due."""
+    def new_life(self, incarnation: int, *, keeps_classes: bool = False) -> None:
+        """Start a new life: without blocks, with ids from 1, and with a checkpoint due.
+
+        `keeps_classes`: the layout and the blocks of classes stay; they are in the checkpoint.
+        """
         self._incarnation = incarnation
         self._held.clear()
+        if not keeps_classes:
+            self._classes = HeldClasses(self._classes.multiplier)
         self._noted.clear()
         self._recent.restart(0)
         self._last_event_id = self._event_id_before_noted = 0
@@ -178,13 +197,53 @@ class EventJournal:
         return gone
 
     def cleared(self, tier: Tier | None = None) -> None:
-        """Remove everything from a tier, or from all if it is None; no event if it was empty."""
+        """Remove everything from a tier, or from all if it is None; no event if it was empty.
+
+        Classes keep their blocks; an event that clears all tiers would clear them too.
+        """
         counts = self._held.state().counts
         if not (any(counts) if tier is None else counts[tier]):
+            return
+        if tier is None and self._classes.block_count:
+            for each in Tier:
+                self.cleared(each)
             return
         self._held.clear(tier)
         if self._has_room(0):
             self._noted.add_clear(tier)
+
+    def set_layout(self, layout: Layout | None) -> None:
+        """Set the layout of a hybrid model, part of every message from now on.
+
+        None: the model is not hybrid. Classes that have changed must be empty.
+        """
+        if layout != self._classes.layout:
+            self._classes.layout = layout
+            if not self._noted and self._has_room(0):
+                self._noted.add_nothing()
+
+    def class_stored(self, index: int, names: HashArray) -> None:
+        """Store blocks in a class of the layout; those that it holds are ignored."""
+        self._note(STORED, TIERS + index, self._classes.store(index, names))
+
+    def class_removed(self, index: int, names: HashArray) -> None:
+        """Remove blocks from a class; those that it does not hold are ignored."""
+        self._note(REMOVED, TIERS + index, self._classes.remove(index, names))
+
+    def classes_cleared(self) -> None:
+        """Remove all blocks from all classes."""
+        for index in self._classes.clear():
+            if self._has_room(0):
+                self._noted.add_clear(TIERS + index)
+
+    def held_in_class(self, index: int) -> HashArray:
+        """Return all blocks that a class holds, unordered."""
+        return self._classes.held(index)
+
+    @property
+    def hybrid(self) -> HybridState | None:
+        """The layout and a digest of the classes' blocks. None unless the model is hybrid."""
+        return self._classes.state
 
     @property
     def doubts(self) -> int:
@@ -222,9 +281,10 @@ class EventJournal:
         """Return all blocks held in a tier, unordered."""
         return self._held.held(tier)
 
-    def _note(self, kind: int, tier: Tier, changed: HashArray) -> None:
+    def _note(self, kind: int, place: int, changed: HashArray) -> None:
+        """Record a change of a tier, or of class `place` − TIERS."""
         if len(changed) and self._has_room(len(changed)):
-            self._noted.add(kind, tier, changed)
+            self._noted.add(kind, place, changed)
 
     def _has_room(self, block_count: int) -> bool:
         """Return whether there is room for a change; otherwise a checkpoint becomes due."""
@@ -243,7 +303,7 @@ class EventJournal:
     def _checkpoint_is_due(self) -> bool:
         tail_blocks = self._tail_blocks + self._noted.block_count
         return self._checkpoint_due or tail_blocks > max(
-            self._held.block_count, self._limits.tail_blocks
+            self._held.block_count + self._classes.block_count, self._limits.tail_blocks
         )
 
     def _take_batch(self) -> EventBatch:
@@ -259,6 +319,7 @@ class EventJournal:
             first_event_id,
             self._last_event_id,
             packed,
+            self.hybrid,
         )
 
     def _take_checkpoint(self) -> list[Checkpoint]:
@@ -276,7 +337,8 @@ class EventJournal:
 
     def _checkpoint(self, event_id: int, state: HeldState) -> list[Checkpoint]:
         """Return the held blocks after event `event_id`, in parts. O(capacity of what is held)."""
-        parts = _parts(self._held, self._limits.checkpoint_part_blocks)
+        parts = _parts(self._held, self._classes, self._limits.checkpoint_part_blocks)
+        hybrid = self.hybrid
         return [
             Checkpoint(
                 self._rank.worker_id,
@@ -286,8 +348,10 @@ class EventJournal:
                 event_id,
                 part,
                 len(parts),
-                blocks,
+                tuple(blocks),
                 state,
+                hybrid,
+                tuple(class_blocks),
             )
-            for part, blocks in enumerate(parts)
+            for part, (blocks, class_blocks) in enumerate(parts)
         ]

@@ -156,3 +156,18 @@ def context_of(address: int, key: int) -> int:
     if row == NOWHERE or not m.rows[row + META] & NAMED:
         return -1
     return int(m.rows[row + META] & _LOW)
+
+
+@kernel("void(int64, Array(uint64, 1, 'C', readonly=True), uint64, Array(uint64, 2, 'C'))")
+def look(address: int, hashes: Words, group: int, out: Words) -> None:
+    """Write for each block its sequence hash, whether it has one, and its copies on the device.
+
+    `out` has these three rows. Nothing changes.
+    """
+    m, mixed = rows_at(np.uint64(address)), np.uint64(group)
+    for i in range(len(hashes)):
+        row = find(m, hashes[i] ^ mixed)
+        out[0, i] = out[1, i] = out[2, i] = _0
+        if row != NOWHERE and m.rows[row + META] & NAMED:
+            out[0, i], out[1, i] = m.rows[row + SEQUENCE], _1
+            out[2, i] = copies_of(m, row, _0)

@@ -1,6 +1,6 @@
 """The sequence hashes and copy counts of one engine's blocks, published to the journal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -17,7 +17,7 @@ from router.publisher.normalizer.engine_map import EngineMap
 from router.publisher.normalizer.map_invariants import names_held
 from router.publisher.normalizer.refcounted_journal import RefcountedJournal
 from router.sequence.hashing._hash_kernel import block_hashes
-from router.sequence.hashing.block_hashes import TokenArray
+from router.sequence.hashing.block_hashes import TokenArray, chain_hash
 
 _LOW = 0xFFFFFFFF
 
@@ -135,7 +135,8 @@ class BlockRegistry:
         if refusal == CONFLICT and tier is not None:
             names, masks = self.map.supersede(hashes, local_hashes, args[1], event.group)
             for each in Tier:
-                self.journal.removed(each, names[masks >> np.uint64(each) & np.uint64(1) == 1])
+                gone = names[masks >> np.uint64(each) & np.uint64(1) == 1]
+                self.journal.removed(each, gone, event.group)
             out[: len(hashes)] = local_hashes
             refusal = self._store(hashes, *args, HASHED, out)
         return _STORE_OUTCOMES[refusal]
@@ -164,9 +165,9 @@ class BlockRegistry:
             blocks = int(heads[3 * done])
             heads = heads[: 3 * done]
         if tier is not None:
-            self.journal.stored(tier, out[:blocks], heads, out[room : room + firsts])
+            self.journal.stored(tier, out[:blocks], heads, out[room : room + firsts], group)
         if masks:
-            self._publish_found(out[:blocks], out[2 * room :], heads)
+            self._publish_found(out[:blocks], out[2 * room :], heads, group)
         return refusal
 
     def _has_plain_tokens(self, run: StoredRun) -> bool:
@@ -197,14 +198,14 @@ class BlockRegistry:
         if told < 0:
             return _JOIN_REFUSALS[told]
         named, parts = told & _LOW, out.reshape(4, len(hashes))
-        self.journal.stored(tier, *_paths(parts[:3, :named]), parts[3, : told >> 32])
+        self.journal.stored(tier, *_paths(parts[:3, :named]), parts[3, : told >> 32], group)
         return len(hashes) - named
 
     def remove(self, event: EngineRemoved, tier: Tier) -> None:
         """Remove one copy of each block from a tier. O(blocks)."""
         gone = self.map.remove(event.block_hashes, event.group, tier)
         if len(gone):
-            self.journal.removed(tier, gone)
+            self.journal.removed(tier, gone, event.group)
 
     def clear(self, tier: Tier) -> Iterator[None]:
         """Remove all copies from a tier, in slices. O(blocks known)."""
@@ -212,10 +213,47 @@ class BlockRegistry:
             yield from self.map.clear(tier)
             self.journal.cleared(tier)
 
+    def ends(
+        self, event: EngineStored, groups: Sequence[int], names: Mapping[int, int]
+    ) -> list[int] | None:
+        """Return the sequence hash at the end of each block of the identity's size in a span.
+
+        The span is that of an event's tokens; nothing is stored. The parent is looked up in the
+        full-attention `groups`, then in `names`. Returns None if it is unknown, or if blocks
+        contain more than tokens. O(tokens).
+        """
+        size, parent_name, context = self._block_size, None, PLAIN
+        keys = _keys(event)
+        if keys.blocks or event.is_eagle or self._identity.eagle:
+            return None
+        if event.parent is not None:
+            parent_name, context = self._parent(event.parent, groups, names)
+            if parent_name is None:
+                return None
+        derived = self.contexts.derived(context, keys.lora_name, keys.cache_salt, None)
+        local_hashes = np.empty(len(event.tokens) // size, np.uint64)
+        block_hashes(event.tokens, size, size, int(self.contexts.seeds[derived]), local_hashes)
+        ends: list[int] = []
+        for each in local_hashes.tolist():
+            parent_name = chain_hash(parent_name, each)
+            ends.append(parent_name)
+        return ends
+
+    def _parent(
+        self, engine_hash: int, groups: Sequence[int], names: Mapping[int, int]
+    ) -> tuple[int | None, int]:
+        """Return the sequence hash and the context of a parent. Returns None if it is unknown."""
+        hashes = np.array([engine_hash], np.uint64)
+        for group in groups:
+            found, is_known, _ = self.map.look(hashes, group)
+            if is_known[0]:
+                return int(found[0]), self.map.context_of(engine_hash, group)
+        return names.get(engine_hash), PLAIN
+
     def publish_all(self) -> None:
         """Publish all held blocks to an empty journal. O(blocks known)."""
         for tier in Tier:
-            self.journal.stored(tier, *_paths(self.map.paths(tier)), None)
+            self.journal.publish(tier, *_paths(self.map.paths(tier)))
 
     def check_invariants(self) -> None:
         """Assert the invariants of names, counts and contexts. O(blocks known)."""
@@ -254,7 +292,9 @@ class BlockRegistry:
             own_seed = seed + opaque_hash(keys.opaque) if keys.opaque else seed
             out[index] = xxh3_64_intdigest(content, own_seed & U64_MAX)
 
-    def _publish_found(self, hashes: HashArray, masks: HashArray, heads: HashArray) -> None:
+    def _publish_found(
+        self, hashes: HashArray, masks: HashArray, heads: HashArray, group: int
+    ) -> None:
         """Publish the tiers of former orphans, which have names now."""
         starts = {
             first: parent if is_given else None
@@ -266,7 +306,7 @@ class BlockRegistry:
             head, one = path_heads([1], [parent]), hashes[place : place + 1]
             for tier in Tier:
                 if mask >> tier & 1:
-                    self.journal.stored(tier, one, head, one)
+                    self.journal.stored(tier, one, head, one, group)
             parent = sequence_hash
 
 

@@ -22,7 +22,8 @@ class DegradedReasons:
     """The doubts of one rank, and the journal they are published in.
 
     The doubt of orphans lasts while there are any, that of lower tiers until these are empty, the
-    others until the engine clears everything, and that of a hybrid model forever.
+    others until the engine clears everything. `is_hybrid`: the model is hybrid, which readers that
+    know layouts take from the layout instead; `units_per_block`: see `Groups.units`.
     `may_have_lower_tiers`: True if lower tiers may hold blocks, published or not. `unknown_field`:
     the sentence about the first unknown field since the doubt of these began; None without it.
     """
@@ -34,8 +35,10 @@ class DegradedReasons:
         "_said",
         "_settings",
         "_uncounted_blocks",
+        "is_hybrid",
         "kept",
         "may_have_lower_tiers",
+        "units_per_block",
         "unknown_field",
     )
 
@@ -50,6 +53,8 @@ class DegradedReasons:
     def begin(self, settings: EngineSettings) -> None:
         """Start a new life, without doubts."""
         self.kept = 0
+        self.is_hybrid = False
+        self.units_per_block = 1
         self.unknown_field: str | None = None
         self._settings = settings
         self._uncounted_blocks = 0
@@ -59,7 +64,7 @@ class DegradedReasons:
     def lose(self) -> None:
         """Record that events are lost for good; lower tiers may hold unknown blocks."""
         self._uncounted_blocks = 0
-        self.kept = self.kept & _HYBRID | int(Doubt.EVENTS_LOST)
+        self.kept = int(Doubt.EVENTS_LOST)
         self.unknown_field = None
         self.may_have_lower_tiers = self._settings.has_lower_tiers is not False
 
@@ -79,7 +84,7 @@ class DegradedReasons:
     def clear(self, engine_map: EngineMap, *, is_complete: bool) -> None:
         """Drop the doubts that end when the engine clears its device, or everything."""
         if is_complete:
-            self.kept &= _HYBRID
+            self.kept = 0
             self.unknown_field = None
             self._uncounted_blocks = engine_map.uncounted_blocks
         elif _holds_lower(engine_map):
@@ -90,7 +95,8 @@ class DegradedReasons:
     def publish(self, engine_map: EngineMap, now_s: float) -> None:
         """Publish the current doubts to the journal. O(1)."""
         pool_blocks = self._settings.num_gpu_blocks
-        has_too_many = pool_blocks is not None and engine_map.copies(Tier.DEVICE) > pool_blocks
+        device_blocks = engine_map.copies(Tier.DEVICE) // self.units_per_block
+        has_too_many = pool_blocks is not None and device_blocks > pool_blocks
         if has_too_many or engine_map.is_saturated:
             self.kept |= _COPIES
         is_repeated = engine_map.uncounted_blocks > self._uncounted_blocks
@@ -98,7 +104,7 @@ class DegradedReasons:
             self.kept |= _UNCOUNTED
         if self.kept & _LOWER_TIERS and not _holds_lower(engine_map):
             self.kept &= ~_LOWER_TIERS
-        doubts = self.kept | self._orphans(engine_map, now_s)
+        doubts = self.kept | self._orphans(engine_map, now_s) | (_HYBRID if self.is_hybrid else 0)
         if doubts != self._said:
             self._said = doubts
             self._journal.set_doubts(doubts)
@@ -106,8 +112,8 @@ class DegradedReasons:
     def check_invariants(self, engine_map: EngineMap) -> None:
         """Assert that the journal contains the current doubts."""
         orphans = _ORPHANS if engine_map.orphan_blocks else 0
-        doubts = self._journal.state.doubts
-        assert doubts == self._said
+        assert self._journal.state.doubts == self._said
+        doubts = self._said & ~_HYBRID
         assert doubts == self.kept | orphans or (self._doubt_after_s and doubts == self.kept)
 
     def _orphans(self, engine_map: EngineMap, now_s: float) -> int:

@@ -166,6 +166,15 @@ class EngineMap:
         """Return the number of a named block's context, or -1 for any other block."""
         return _map_kernel.context_of(self._address, engine_hash ^ self._mixed(group))
 
+    def look(self, hashes: HashArray, group: int) -> tuple[HashArray, HashArray, HashArray]:
+        """Return sequence hashes, whether each is known (1 or 0), and copies on the device.
+
+        O(blocks); nothing changes.
+        """
+        out = np.empty((3, len(hashes)), np.uint64)
+        _map_kernel.look(self._address, hashes, self._mixed(group), out)
+        return out[0], out[1], out[2]
+
     def orphans(self) -> set[int]:
         """Return the engine hashes of the orphans of group 0, and meaningless ones. O(rows)."""
         rows = self.rows()

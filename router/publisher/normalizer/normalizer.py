@@ -1,9 +1,9 @@
 """The conversion of one engine's events into canonical ones; only this code sees engine hashes.
 
-    EngineBatch ─▶ Normalizer ─ which events count ─▶ BlockNames ─ sequence hashes ─▶ EventJournal
-                    ├ Groups    the credited groups     ├ EngineMap  engine hash ─▶ name, copies
-                    └ HeldBack  children that arrived   └ Contexts   LoRA and salt, inherited
-                                before their parents
+    EngineBatch ─▶ Normalizer ─ full attention ─▶ BlockRegistry ─ sequence hashes ─▶ EventJournal
+                    │  └ OrphanBlocks  children that     ├ EngineMap  engine hash ─▶ name, copies
+                    │                  lack parents      └ Contexts   LoRA and salt, inherited
+                    └ other groups ─▶ ClassBlocks ─ names, by class ─────────────────▶ EventJournal
 
 A block is held in a tier until its last copy there is removed. Inexact information is a doubt,
 which the journal publishes with the state.
@@ -22,12 +22,15 @@ from router.publisher.engine_events.batch import (
     StoredRun,
 )
 from router.publisher.engine_events.slices import SLICE_BLOCKS, BlocksPart, block_count, sliced
+from router.publisher.hybrid.class_blocks import ClassBlocks
+from router.publisher.hybrid.full_blocks import divided, unit_hashes
+from router.publisher.hybrid.groups import AttentionGroups
 from router.publisher.journal.consolidator import SourceJournal
-from router.publisher.normalizer.attention_groups import AttentionGroups, tier_of
 from router.publisher.normalizer.block_registry import BlockRefused, BlockRegistry
 from router.publisher.normalizer.contexts import Contexts
 from router.publisher.normalizer.degraded_reasons import DegradedReasons
 from router.publisher.normalizer.engine_map import EngineMap
+from router.publisher.normalizer.mediums import tier_of
 from router.publisher.normalizer.orphans import OrphanBlocks
 from router.publisher.normalizer.refcounted_journal import RefcountedJournal
 from router.publisher.normalizer.settings import (
@@ -59,6 +62,7 @@ class Normalizer:
 
     __slots__ = (
         "_block_size",
+        "_classes",
         "_complaints",
         "_counts",
         "_doubts",
@@ -86,6 +90,7 @@ class Normalizer:
         self._counts = NormalizerCounts()
         self._complaints: list[str] = []
         self._doubts = DegradedReasons(journal, settings, limits.doubt_after_s)
+        self._groups = AttentionGroups(self._block_size, settings.hybrid)
         self._begin()
 
     def _begin(self) -> None:
@@ -99,7 +104,7 @@ class Normalizer:
             is_full=self._settings.report_mode != "new",
         )
         self._held_back = OrphanBlocks(self._limits.held_back_blocks, self._limits.held_back_s)
-        self._groups = AttentionGroups()
+        self._classes = ClassBlocks(self._journal, self._groups, self._limits.known_blocks)
 
     @property
     def journal(self) -> SourceJournal:
@@ -142,13 +147,18 @@ class Normalizer:
     def apply_slices(self, batch: EngineBatch, now_s: float) -> Iterator[int]:
         """Apply a batch in slices; the iterator must be exhausted before any other call.
 
-        Yields before each slice the number of its blocks.
+        Yields before each slice the number of its blocks. Blocks of groups other than full
+        attention are applied last, when those have named them.
         """
+        self._groups.note(batch)
         for part in batch.parts:
             if isinstance(part, EngineCleared):
                 yield 0
+                self._settle_classes()
                 for _ in self._apply_cleared(part.tier):
                     yield SLICE_BLOCKS
+            elif self._groups.is_hybrid and self._is_of_class(part):
+                self._add_to_class(part)
             elif (blocks := block_count(part)) <= SLICE_BLOCKS:
                 yield blocks
                 self._apply_part(part, now_s)
@@ -156,8 +166,31 @@ class Normalizer:
                 for each in sliced(part, self._block_size, self._identity.eagle):
                     yield block_count(each)
                     self._apply_part(each, now_s)
+        self._settle_classes()
         self._note_unread(batch)
         self.tick(now_s)
+
+    def _is_of_class(self, part: BlocksPart) -> bool:
+        """Return whether a part is of another group than full attention, or of tails."""
+        event = part.whole if isinstance(part, StoredRun) else part
+        if not self._groups.is_full(event.group):
+            return True
+        return isinstance(event, EngineStored) and self._groups.is_tail(event)
+
+    def _add_to_class(self, part: BlocksPart) -> None:
+        """Queue a part of a group other than full attention, whose blocks are on the device."""
+        event = part.whole if isinstance(part, StoredRun) else part
+        self._counts.class_blocks += len(event.block_hashes)
+        if tier_of(event.medium, event.locality) is Tier.DEVICE:
+            self._classes.add(part)
+
+    def _settle_classes(self) -> None:
+        """Apply the blocks of other groups; while there are such groups, the rank says so."""
+        for _ in range(self._classes.settle(self._names)):
+            self._refuse("the limit on known blocks is reached")
+        self._doubts.is_hybrid = self._groups.is_hybrid
+        if self._groups.is_hybrid:
+            self._doubts.units_per_block = max(map(self._groups.units, self._groups.full_groups))
 
     def _note_unread(self, batch: EngineBatch) -> None:
         """Count the events of a batch that were dropped; doubt what was not understood."""
@@ -192,6 +225,7 @@ class Normalizer:
         `settings`: the way it reports from now on; None: the same.
         """
         self._settings = settings or self._settings
+        self._groups = AttentionGroups(self._block_size, self._settings.hybrid)
         self._drop_all()
         self._doubts.begin(self._settings)
         self._doubts.publish(self._names.map, 0.0)
@@ -207,6 +241,7 @@ class Normalizer:
         self._doubts.publish(self._names.map, 0.0)
 
     def _drop_all(self) -> None:
+        self._classes.clear()
         if any(self._journal.state.counts):
             self._journal.cleared()
         self._counts = self._total()
@@ -217,7 +252,7 @@ class Normalizer:
 
         O(blocks known), nearly all of it without holding the interpreter lock.
         """
-        parts = self._names, self._groups, self._held_back, self._doubts
+        parts = self._names, self._groups, self._classes, self._held_back, self._doubts
         _, rows = self._names.map.saved()
         return state_parts(normalizer_state(self._identity, *parts, self._total()), rows)
 
@@ -228,20 +263,21 @@ class Normalizer:
         without a change. O(blocks known).
         """
         state = decode_state(saved, self._identity)
-        put_back(state, self._names, self._groups, self._held_back, self._doubts, now_s)
+        parts = self._names, self._groups, self._classes, self._held_back, self._doubts
+        put_back(state, *parts, now_s)
         self._counts = state.counts
+        self._doubts.is_hybrid = self._groups.is_hybrid
         self._doubts.publish(self._names.map, now_s)
 
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring. O(blocks known)."""
         self._names.check_invariants()
+        self._classes.check_invariants()
         self._doubts.check_invariants(self._names.map)
 
     def _apply_stored(self, event: EngineStored, run: StoredRun | None, now_s: float) -> None:
         """Apply a stored event, or those of a run, of which `event` is the whole."""
         if not len(event.block_hashes):
-            return
-        if (event.group or event.spec_kind is not None) and not self._is_credited(event):
             return
         tier = tier_of(event.medium, event.locality)
         if tier is None:
@@ -250,18 +286,11 @@ class Normalizer:
             self._doubts.may_have_lower_tiers = True
         if event.block_size != self._block_size:
             for each in (event,) if run is None else run.events():
-                self._store_other_size(each, tier)
+                self._store_other_size(each, tier, now_s)
         elif run is None:
             self._store_one(event, tier, now_s)
         else:
             self._store_run(run, tier, now_s)
-
-    def _is_credited(self, event: EngineStored) -> bool:
-        if self._groups.note(event.group, event.spec_kind):
-            return True
-        self._counts.ignored_groups += len(event.block_hashes)
-        self._doubts.add(Doubt.HYBRID)
-        return False
 
     def _store_run(self, run: StoredRun, tier: Tier | None, now_s: float) -> None:
         """Store a run at once, as far as possible; one by one while children wait to be named."""
@@ -284,11 +313,13 @@ class Normalizer:
         else:
             self._hold_back(event, tier, now_s)
 
-    def _store_other_size(self, event: EngineStored, tier: Tier | None) -> None:
+    def _store_other_size(self, event: EngineStored, tier: Tier | None, now_s: float) -> None:
         if event.block_size == 0 and not len(event.tokens):
             self._store_tokenless(event, tier)
         elif 0 < event.block_size < self._block_size and len(event.block_hashes) == 1:
             self._counts.partial += 1
+        elif self._groups.is_hybrid and (units := divided(event, self._block_size)) is not None:
+            self._store_one(units, tier, now_s)
         else:
             self._refuse(
                 f"blocks of {event.block_size} tokens, registered {self._block_size}: if it serves "
@@ -335,10 +366,13 @@ class Normalizer:
         tier = tier_of(event.medium, event.locality)
         if tier is None:
             self._counts.unknown_medium += len(event.block_hashes)
-        elif event.group and not self._groups.credits(event.group):
-            self._counts.ignored_groups += len(event.block_hashes)
         else:
             self._counts.removed += len(event.block_hashes)
+            if self._groups.is_hybrid and (units := self._groups.units(event.group)) > 1:
+                if self._groups.has_inner_hits:
+                    self._classes.add(event)
+                hashes = unit_hashes(event.block_hashes, units)
+                event = msgspec.structs.replace(event, block_hashes=hashes)
             self._names.remove(event, tier)
 
     def _apply_cleared(self, only: Tier | None) -> Iterator[None]:
@@ -348,6 +382,8 @@ class Normalizer:
         is_complete = only is None and (clears_all or not self._doubts.may_have_lower_tiers)
         for tier in Tier if is_complete else (only or Tier.DEVICE,):
             yield from self._names.clear(tier)
+        if only in (None, Tier.DEVICE):
+            self._classes.clear()
         if only is not None:
             is_complete = not any(map(self._names.map.copies, Tier))
         if is_complete:

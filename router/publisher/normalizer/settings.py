@@ -4,6 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from router.publisher.hybrid.groups import DEFAULT_HYBRID, HybridSettings
+
 
 class NormalizerLimits(Struct, frozen=True):
     """Limits of the memory that an engine's events can occupy."""
@@ -26,13 +28,14 @@ class EngineSettings(Struct, frozen=True):
     and publishes the last removal only; a store means the same. `num_gpu_blocks`: the size of the
     device pool, None if unknown; more copies prove that some were counted twice.
     `has_lower_tiers`: None if unknown. `clears_lower_tiers`: True if clearing the device clears
-    lower tiers too.
+    lower tiers too. `hybrid`: of a hybrid model, what no event contains.
     """
 
     report_mode: Literal["new", "full", "deduplicated"] = "new"
     num_gpu_blocks: int | None = None
     has_lower_tiers: bool | None = None
     clears_lower_tiers: bool = False
+    hybrid: HybridSettings = DEFAULT_HYBRID
 
 
 class NormalizerCounts(Struct):
@@ -52,7 +55,8 @@ class NormalizerCounts(Struct):
     over_removed: int = 0
     """Removed from a tier in which no copy was left."""
     unknown_medium: int = 0
-    ignored_groups: int = 0
+    class_blocks: int = 0
+    """Stored and removed, of groups other than full attention."""
     partial: int = 0
     uncounted: int = 0
     """Stored again in a mode in which a store never raises a count: copies, or repeated reports."""

@@ -16,15 +16,17 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from router.protocol.values import UNREADABLE, HashArray, Identity, pack_hashes, unpack_hashes
 from router.publisher.engine_events.batch import EngineStored
 from router.publisher.errors import NormalizerStateError
-from router.publisher.normalizer.attention_groups import AttentionGroups
+from router.publisher.hybrid.class_blocks import ClassBlocks, SavedClasses
+from router.publisher.hybrid.groups import AttentionGroups, Group
 from router.publisher.normalizer.block_registry import BlockRegistry
 from router.publisher.normalizer.contexts import Context
 from router.publisher.normalizer.degraded_reasons import DegradedReasons
 from router.publisher.normalizer.orphans import OrphanBlocks
+from router.publisher.normalizer.refcounted_journal import SavedCounts
 from router.publisher.normalizer.settings import NormalizerCounts
 
 MAGIC = b"KVRN"
-VERSION = 1
+VERSION = 2
 
 _HEADER = struct.Struct("<4sHHQQ")
 
@@ -41,18 +43,16 @@ interpreter lock meanwhile, would take longer than writing them.
 
 
 class NormalizerState(Struct, frozen=True, array_like=True):
-    """The whole state of a normaliser. `rows`, `words` and `uses` are packed as in the kernels.
-
-    `more`: tier, name and surplus count of blocks held more than once.
-    """
+    """The whole state of a normaliser. `rows`, `words` and `uses` are packed as in the kernels."""
 
     identity: Identity
     words: bytes
     rows: bytes
     contexts: list[Context]
     uses: bytes
-    more: list[tuple[int, int, int]]
-    groups: dict[int, bool]
+    block_counts: SavedCounts
+    groups: dict[int, Group]
+    classes: SavedClasses
     held_back: list[dict[str, Any]]
     doubts: int
     may_have_lower_tiers: bool
@@ -114,6 +114,7 @@ def normalizer_state(
     identity: Identity,
     names: BlockRegistry,
     groups: AttentionGroups,
+    classes: ClassBlocks,
     held_back: OrphanBlocks,
     doubts: DegradedReasons,
     counts: NormalizerCounts,
@@ -127,8 +128,9 @@ def normalizer_state(
         rows=b"",
         contexts=contexts.listed(),
         uses=contexts.uses[: len(contexts)].tobytes(),
-        more=names.journal.listed(),
+        block_counts=names.journal.saved(),
         groups=groups.listed(),
+        classes=classes.saved(),
         held_back=[_packed_event(event) for event in held_back.events()],
         doubts=doubts.kept,
         may_have_lower_tiers=doubts.may_have_lower_tiers,
@@ -140,6 +142,7 @@ def put_back(
     state: NormalizerState,
     names: BlockRegistry,
     groups: AttentionGroups,
+    classes: ClassBlocks,
     held_back: OrphanBlocks,
     doubts: DegradedReasons,
     now_s: float,
@@ -150,9 +153,10 @@ def put_back(
     """
     names.contexts.load(state.contexts, np.frombuffer(state.uses, np.uint32))
     names.map.load(np.frombuffer(state.words, "<u8"), np.frombuffer(state.rows, "<u8"))
+    names.journal.load(state.block_counts)
     names.publish_all()
-    names.journal.load(state.more)
     groups.load(state.groups)
+    classes.load(state.classes)
     for fields in state.held_back:
         held_back.add(_unpacked_event(fields), now_s)
     doubts.kept = state.doubts

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from router.protocol.dumps import TIER_NAMES
 from router.protocol.values import Doubt, doubt_text
-from router.publisher.normalizer.attention_groups import FULL_ATTENTION, tier_of
+from router.publisher.hybrid.groups import FULL_ATTENTION
+from router.publisher.normalizer.mediums import tier_of
 from router.runtime.process.tables import TIER_WORDS
 from router.tools.doctor.event_totals import NO_MEDIUM
 from router.tools.doctor.findings import (

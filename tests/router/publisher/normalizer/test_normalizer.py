@@ -138,15 +138,21 @@ def test_removing_what_is_not_there_is_ignored_and_counted():
     assert (edge.counts.over_removed, edge.counts.unknown_removed) == (2, 1)
 
 
-def test_two_groups_of_full_attention_do_not_remove_each_others_blocks():
+def test_a_block_of_one_of_two_groups_of_full_attention_is_not_held():
     second = stored([11, 22], TOKENS[:8], group=2, spec_kind="full_attention")
     edge = Edge().feed(stored([11, 22], TOKENS[:8]), second)
-    assert edge.feed(removed([11, 22], group=2)).held() == {A, B}
-    assert edge.feed(removed([22])).held() == {A}
-    edge.feed(second, removed([11]))
     assert edge.held() == {A, B}
+    assert edge.feed(removed([22], group=2)).held() == {A}
+    assert edge.feed(second, removed([11], group=2)).held() == {A, B}
+    assert edge.feed(removed([11])).held() == {B}
     assert edge.feed(CLEARED).held() == set()
     assert edge.doubts == 0
+
+
+def test_a_tier_without_a_group_does_not_wait_for_it():
+    second = stored([11], TOKENS[:4], group=2, spec_kind="full_attention")
+    edge = Edge().feed(stored([11], TOKENS[:4]), second, stored([11], TOKENS[:4], medium="CPU"))
+    assert (edge.held(), edge.held(Tier.HOST)) == ({A}, {A})
 
 
 def test_two_names_for_one_block_in_one_group_count_as_two():
@@ -375,14 +381,6 @@ def test_an_orphans_context_is_that_of_its_parent():
 # Groups
 
 
-def test_only_full_attention_is_credited_and_a_hybrid_is_doubted_for_good():
-    window = {"group": 1, "spec_kind": "sliding_window"}
-    edge = Edge().feed(FIRST_THREE, stored([11, 22], TOKENS[:8], **window))
-    assert (edge.held(), edge.doubts) == ({A, B, C}, Doubt.HYBRID)
-    edge.feed(removed([11, 22], group=1), CLEARED)
-    assert (edge.held(), edge.doubts, edge.counts.ignored_groups) == (set(), Doubt.HYBRID, 4)
-
-
 @pytest.mark.parametrize("kind", ["full_attention", "mla_attention", "sink_full_attention"])
 def test_kinds_of_full_attention_are_credited_in_any_group(kind):
     edge = Edge().feed(stored([11], TOKENS[:4], group=3, spec_kind=kind))
@@ -398,15 +396,6 @@ def test_no_other_kind_is_credited_in_group_0_either(kind):
 def test_where_no_kind_is_said_group_0_is_credited_and_others_are_not():
     edge = Edge().feed(stored([11], TOKENS[:4]), stored([12], TOKENS[4:8], group=1))
     assert (edge.held(), edge.doubts) == ({A}, Doubt.HYBRID)
-
-
-def test_the_map_is_keyed_by_group_and_hash():
-    edge = Edge().feed(
-        stored([11], TOKENS[:4]),
-        stored([11], TOKENS[4:8], group=1, spec_kind="full_attention"),
-        stored([12], TOKENS[8:12], 11, group=1, spec_kind="full_attention"),
-    )
-    assert edge.held() == {A, *names(TOKENS[4:12])}
 
 
 # What cannot be

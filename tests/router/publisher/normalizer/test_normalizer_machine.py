@@ -135,8 +135,7 @@ class NormalizerMachine(RuleBasedStateMachine):
             hashes = [block.engine_hash for block in blocks]
             random.shuffle(hashes)
             events.append(removed([*hashes, *STRANGERS], MEDIUMS[tier], group))
-            if group == 0 or self.edge.normalizer._groups.credits(group):
-                self.model.remove(group, blocks, tier)
+            self.model.remove(group, blocks, tier)
         self.feed(*events)
 
     @rule(seed=SEEDS)

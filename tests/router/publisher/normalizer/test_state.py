@@ -62,7 +62,7 @@ def test_a_whole_forest_comes_back_with_its_holes():
 DAMAGES = [
     (lambda saved: saved[:9], "not a saved state"),
     (lambda saved: b"KVRX" + saved[4:], "not a saved state"),
-    (lambda saved: saved[:4] + b"\2" + saved[5:], "version 2"),
+    (lambda saved: saved[:4] + b"\3" + saved[5:], "version 3"),
     (lambda saved: saved[:-1], "bytes of"),
     (lambda saved: saved[:-1] + bytes([saved[-1] ^ 1]), "checksum"),
 ]
