@@ -6,6 +6,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from router.protocol.catalogue import WorkerAnnouncement
+from router.protocol.hybrid import NO_SETTINGS
 from router.protocol.values import SCHEME, Identity, Rank
 from router.protocol.workers import EngineSource, WorkerRegistration
 
@@ -153,6 +154,7 @@ def sources_of(
             loads.get(dp_rank),
             registration.engine or "vllm",
             registration.report_mode or "new",
+            registration.hybrid or NO_SETTINGS,
         )
         for dp_rank in dp_ranks
         if dp_rank in events

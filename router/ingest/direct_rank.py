@@ -104,6 +104,7 @@ class DirectRank:
             report_mode=source.report_mode,
             num_gpu_blocks=num_gpu_blocks,
             clears_lower_tiers=source.engine == "sglang",
+            hybrid=source.hybrid,
         )
         self.follower = EngineFollower(
             rank,

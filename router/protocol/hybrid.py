@@ -17,9 +17,30 @@ from router.protocol.values import U64, UInt
 MAX_CLASSES = 4
 """Classes of a rank; an agent that sees more describes the first, and names the problem."""
 
+MAX_GROUPS = 256
+"""Groups of layers of a rank; events of others are ignored, and name the problem."""
+
+GroupNumber: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
+
 ClassKind: TypeAlias = Literal["window", "state", "chunk", "tail"]
 
 BlockTokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
+
+
+class HybridSettings(Struct, frozen=True, cache_hash=True):
+    """The part of a hybrid model's layout that no event contains; registered with the worker.
+
+    `chunk_tokens`: the span of chunked local attention. `eagle_groups`: the groups whose last block
+    the engine drops from a hit, as draft layers use them. `silent_block_sizes`: the block sizes of
+    groups that are never cached, and so have no events.
+    """
+
+    chunk_tokens: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    eagle_groups: Annotated[tuple[GroupNumber, ...], Meta(max_length=MAX_GROUPS)] = ()
+    silent_block_sizes: Annotated[tuple[BlockTokens, ...], Meta(max_length=MAX_GROUPS)] = ()
+
+
+NO_SETTINGS = HybridSettings()
 
 
 class LayerClass(Struct, frozen=True, array_like=True, gc=False, cache_hash=True):
@@ -44,10 +65,11 @@ class LayerClass(Struct, frozen=True, array_like=True, gc=False, cache_hash=True
 class Layout(Struct, frozen=True, array_like=True, cache_hash=True):
     """The groups of a hybrid model, as its engine looks them up.
 
-    Hits end at multiples of `alignment_tokens`, which is a multiple of every block size, unless hits
-    may end inside blocks: then there is a class of kind `tail`. `full_block_tokens`: the block size of full attention, 0 if the
-    model has none; a multiple of the identity's block size, in which all blocks are counted.
-    `problem`: the first condition of exactness that fails; empty if none does.
+    Hits end at multiples of `alignment_tokens`, which is a multiple of every block size, unless
+    they may end inside blocks: then there is a class of kind `tail`. `full_block_tokens`: the block
+    size of full attention, 0 if the model has none; a multiple of the identity's block size, in
+    which all blocks are counted. `problem`: the first condition of exactness that fails; empty if
+    none does.
     """
 
     alignment_tokens: BlockTokens

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct, structs
 
 from router.errors import InvalidFieldError
 from router.protocol.catalogue import Enforcement, Lifecycle, TransferWeight, WorkerLabels
+from router.protocol.hybrid import NO_SETTINGS, HybridSettings
 from router.protocol.index_service import agreed_group
 from router.protocol.values import U64_MAX, DpRank, Name, Role, Scope, Taint, UInt
 
@@ -25,6 +26,7 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
     Maps are by `dp_rank`. `kv_events_endpoint`: of a worker with one rank. `replay_endpoint`: of a
     worker with one rank. `topic`: the prefix under which the engine publishes. `engine` "sglang"
     clears all tiers at once. `report_mode` "full": the engine may report stored blocks again.
+    `hybrid`: of a hybrid model, what no event contains.
     `caches_prefixes` false: it reuses no blocks, and none are estimated. The last nine are its
     labels, which requests may select by. `stable_routing_id` is kept and shown, and has no effect.
     """
@@ -38,6 +40,7 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
     topic: Text | None = None
     engine: EngineKind | None = None
     report_mode: ReportMode | None = None
+    hybrid: HybridSettings | None = None
     caches_prefixes: bool | None = None
     block_size: Annotated[int, Meta(ge=0, le=65_536)] | None = None
     is_eagle: bool | None = None
@@ -154,3 +157,4 @@ class EngineSource(Struct, frozen=True):
     load: str | None = None
     engine: EngineKind = "vllm"
     report_mode: ReportMode = "new"
+    hybrid: HybridSettings = NO_SETTINGS

@@ -64,6 +64,7 @@ class BridgedRank:
             report_mode=config.engine.report_mode,
             num_gpu_blocks=facts.total_kv_blocks,
             clears_lower_tiers=config.kind == "sglang",
+            hybrid=config.engine.hybrid,
         )
         self._bridge = EngineBridge(
             self.rank,

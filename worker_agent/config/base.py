@@ -116,11 +116,11 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
             allowed = f"one of topology_domains: {', '.join(domains) or 'none is given'}"
             raise ConfigError("kv_transfer_domain", repr(domain), allowed)
         return WorkerLabels(
-            taints=_listed(self.taints),
+            taints=listed(self.taints),
             topology_domains=domains,
             kv_transfer_domain=domain or None,
             kv_transfer_enforcement=self.kv_transfer_enforcement if domain else None,
-            lora_names=_listed(self.lora_names) or None,
+            lora_names=listed(self.lora_names) or None,
         )
 
     def ranks(self, worker_id: int) -> tuple[Rank, ...]:
@@ -128,7 +128,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
         return ranks_of(worker_id, self.data_parallel_start_rank, self.data_parallel_size)
 
 
-def _listed(text: str | list[str]) -> list[str]:
+def listed(text: str | list[str]) -> list[str]:
+    """Return the parts of a comma-separated text or a list, without empty ones."""
     parts = text.split(",") if isinstance(text, str) else text
     return [part.strip() for part in parts if part.strip()]
 
@@ -138,7 +139,7 @@ def _table(key: str, text: str | dict[str, str]) -> dict[str, str]:
     if not isinstance(text, str):
         return text
     table: dict[str, str] = {}
-    for part in _listed(text):
+    for part in listed(text):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not (name and equals and value) or name in table:
             raise ConfigError(key, repr(part), "domain=place, each domain once")

@@ -6,14 +6,15 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from router.errors import ConfigError, InvalidFieldError
-from router.protocol.values import Name, Rank
+from router.protocol.hybrid import HybridSettings
+from router.protocol.values import Name, Rank, number_in
 from router.publisher.batch_order.address import EngineAddress, rank_endpoint
 from router.publisher.engine_metrics.dialects import EngineKind, EngineLimits
 from router.runtime.http_server.config import HttpServerConfig, LogConfig
 from router.runtime.process.settings import about
 from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
 from router.sequence.hashing.keyed_hashes import HashKeying
-from worker_agent.config.base import AgentBusConfig, AgentConfig, WorkerConfig
+from worker_agent.config.base import AgentBusConfig, AgentConfig, WorkerConfig, listed
 
 HttpUrl: TypeAlias = Annotated[str, Meta(pattern="^https?://[^/]+")]
 BlockSize: TypeAlias = Annotated[int, Meta(ge=1, le=65_536)]
@@ -90,6 +91,17 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             "a client requests it"
         ),
     ] = "new"
+    chunk_tokens: Annotated[
+        Size | None, about("chunk of a hybrid model's local attention, in tokens")
+    ] = None
+    eagle_groups: Annotated[
+        str | list[str],
+        about("groups of layers whose last block the engine drops of a hit, comma-separated"),
+    ] = ""
+    silent_block_sizes: Annotated[
+        str | list[str],
+        about("block sizes of groups of layers that are never cached, comma-separated"),
+    ] = ""
     state_dir: Annotated[
         str | None,
         about(
@@ -97,6 +109,15 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             "restarted agent can continue"
         ),
     ] = None
+
+    @property
+    def hybrid(self) -> HybridSettings:
+        """The part of a hybrid model's layout that no event contains. Raises ConfigError."""
+        return HybridSettings(
+            self.chunk_tokens,
+            _numbers("engine.eagle_groups", self.eagle_groups, 0, 65_535),
+            _numbers("engine.silent_block_sizes", self.silent_block_sizes, 1, 1 << 20),
+        )
 
     @property
     def given_facts(self) -> EngineLimits:
@@ -215,3 +236,14 @@ def _load_endpoint(agent: AgentConfig, engine: EngineConfig) -> str | None:
     if replay_port.isdecimal() and abs(base - int(replay_port)) < size:
         base = int(replay_port) + size
     return f"{host}:{base}"
+
+
+def _numbers(key: str, text: str | list[str], least: int, most: int) -> tuple[int, ...]:
+    """Return the numbers in a setting. Raises ConfigError."""
+    numbers = []
+    for part in listed(text):
+        number = number_in(part, most)
+        if number is None or number < least:
+            raise ConfigError(key, repr(part), f"numbers from {least} to {most}")
+        numbers.append(number)
+    return tuple(numbers)

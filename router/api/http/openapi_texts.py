@@ -145,7 +145,7 @@ WORDS = {
     "replay": "whether missed events can be replayed",
     "replay_endpoint": "ZMQ socket to request missed events of rank 0",
     "replay_endpoints": "ZMQ sockets to request missed events, by rank",
-    "report_mode": "source of its load",
+    "report_mode": "whether its engine may report blocks again that it holds",
     "reported": "last report of its engine",
     "request_id": "id of the request, and of its booking",
     "requests": "items, each as in POST /select",

@@ -284,7 +284,10 @@ DIALECTS: Mapping[EngineKind, Dialect] = {
             }
         ),
         load=_vllm,
-        block_size=(("vllm:cache_config_info", "block_size"),),
+        block_size=(  # a hybrid model's blocks are counted in the tokens of a hash
+            ("vllm:cache_config_info", "prefix_match_unit"),
+            ("vllm:cache_config_info", "block_size"),
+        ),
         total_kv_blocks=(("vllm:cache_config_info", "num_gpu_blocks"),),
         pool_tokens=(("vllm:cache_config_info", "kv_cache_size_tokens"),),  # from 0.24
         is_pool_summed=True,

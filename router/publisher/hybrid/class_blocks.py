@@ -39,8 +39,8 @@ class ClassBlocks:
     """The copies of one rank's class blocks, the only writer of the journal's classes.
 
     `unplaced`: engine hashes that are held and have no name. `_doubtful`: groups and hashes whose
-    number of copies may be too large, until their removals show that it is not. `layout`: the published one; None
-    while all groups are full attention.
+    number of copies may be too large, until their removals show that it is not. `layout`: the
+    published one; None while all groups are full attention.
 
     Invariant between batches: the journal holds, in each class, the names of the hashes of which
     every group of the class has a copy.

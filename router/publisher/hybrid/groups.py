@@ -9,7 +9,15 @@ from math import lcm
 
 from msgspec import Struct
 
-from router.protocol.hybrid import MAX_CLASSES, ClassKind, LayerClass, Layout
+from router.protocol.hybrid import (
+    MAX_CLASSES,
+    MAX_GROUPS,
+    NO_SETTINGS,
+    ClassKind,
+    HybridSettings,
+    LayerClass,
+    Layout,
+)
 from router.publisher.engine_events.batch import EngineBatch, EngineStored, StoredRun
 
 FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
@@ -19,25 +27,6 @@ _KINDS: dict[str, ClassKind] = {
     "mamba": "state",
     "chunked_local_attention": "chunk",
 }
-_MAX_GROUPS = 256
-
-
-class HybridSettings(Struct, frozen=True):
-    """The part of a hybrid model's layout that no event contains.
-
-    `chunk_tokens`: the span of chunked local attention; None if not registered. `eagle_groups`:
-    groups whose last block is dropped from a hit. `silent_block_sizes`: block sizes of groups that
-    are never cached, and so have no events. `hash_unit_tokens`: the tokens of a block hash, if they
-    are fewer than the smallest block's.
-    """
-
-    chunk_tokens: int | None = None
-    eagle_groups: frozenset[int] = frozenset()
-    silent_block_sizes: tuple[int, ...] = ()
-    hash_unit_tokens: int | None = None
-
-
-DEFAULT_HYBRID = HybridSettings()
 
 
 class Group(Struct, frozen=True, array_like=True, gc=False):
@@ -68,6 +57,7 @@ class AttentionGroups:
 
     __slots__ = (
         "_groups",
+        "_least_tokens",
         "_settings",
         "class_of",
         "has_inner_hits",
@@ -76,10 +66,11 @@ class AttentionGroups:
         "version",
     )
 
-    def __init__(self, unit_tokens: int, settings: HybridSettings = DEFAULT_HYBRID) -> None:
+    def __init__(self, unit_tokens: int, settings: HybridSettings = NO_SETTINGS) -> None:
         self.unit_tokens = unit_tokens
         self._settings = settings
         self._groups: dict[int, Group] = {}
+        self._least_tokens = unit_tokens
         self.version = 0
         self._lay_out()
 
@@ -124,14 +115,15 @@ class AttentionGroups:
 
     def _note(self, event: EngineStored) -> None:
         known = self._groups.get(event.group)
-        if known is None and len(self._groups) >= _MAX_GROUPS:
+        if known is None and len(self._groups) >= MAX_GROUPS:
             return
         group = Group(
             event.spec_kind or (None if known is None else known.kind),
             max(event.block_size, 0 if known is None else known.block_tokens),
             event.sliding_window_tokens or (None if known is None else known.window_tokens),
         )
-        if group != known:
+        if group != known or 0 < event.block_size < self._least_tokens:
+            self._least_tokens = min(self._least_tokens, event.block_size or self._least_tokens)
             self._groups[event.group] = group
             self.version += 1
             self._lay_out()
@@ -193,11 +185,9 @@ class AttentionGroups:
         They do if a state's blocks are larger than the tokens of a hash, and those of windows and
         chunks are not.
         """
-        unit = self._settings.hash_unit_tokens
-        if unit is None:
-            return False
         states = [self[each] for each in others if self[each].kind == "mamba"]
         rest = [self[each] for each in others if self[each].kind != "mamba"]
+        unit = min(self.unit_tokens, self._least_tokens)
         has_larger_states = any(each.block_tokens > unit for each in states)
         return has_larger_states and all(each.block_tokens == unit for each in rest)
 
@@ -225,9 +215,8 @@ class AttentionGroups:
             return f"more than {MAX_CLASSES} classes of layers"
         if len({self[each].block_tokens for each in full}) > 1:
             return "groups of full attention have different block sizes"
-        unit = self._settings.hash_unit_tokens
-        if self.has_inner_hits and unit != self.unit_tokens:
-            return f"hits end at every {unit} tokens, registered {self.unit_tokens}"
+        if self._least_tokens < self.unit_tokens:
+            return f"hashes are of {self._least_tokens} tokens, registered {self.unit_tokens}"
         return ""
 
     def _size_problem(self, number: int) -> str | None:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from router.publisher.hybrid.groups import DEFAULT_HYBRID, HybridSettings
+from router.protocol.hybrid import NO_SETTINGS, HybridSettings
 
 
 class NormalizerLimits(Struct, frozen=True):
@@ -35,7 +35,7 @@ class EngineSettings(Struct, frozen=True):
     num_gpu_blocks: int | None = None
     has_lower_tiers: bool | None = None
     clears_lower_tiers: bool = False
-    hybrid: HybridSettings = DEFAULT_HYBRID
+    hybrid: HybridSettings = NO_SETTINGS
 
 
 class NormalizerCounts(Struct):
