@@ -30,9 +30,14 @@ def write_tiny_llama(directory: Path) -> None:
     """Configuration, weights and tokenizer, as `vllm serve DIRECTORY` reads them."""
     directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / "config.json", _config())
+    write_tiny_tokenizer(directory)
+    _write_safetensors(directory / "model.safetensors", _weights())
+
+
+def write_tiny_tokenizer(directory: Path) -> None:
+    """Its words are numbers, in a folder of any model with this vocabulary."""
     _write_json(directory / "tokenizer.json", _tokenizer())
     _write_json(directory / "tokenizer_config.json", _tokenizer_config())
-    _write_safetensors(directory / "model.safetensors", _weights())
 
 
 def word(token: int) -> str:
