@@ -1,4 +1,4 @@
-"""300 requests over two real engines of a hybrid model, which evict: what is called exact is right."""
+"""300 requests over two engines of a hybrid model, which evict: what is called exact is right."""
 
 import asyncio
 from random import Random

@@ -1,7 +1,10 @@
 """A router's own normaliser, fed with the received events: its blocks and its doubts."""
 
+from math import gcd
+
 from msgspec import Struct
 
+from router.protocol.hybrid import HybridState
 from router.protocol.values import SCHEME, Doubt, HeldState, Identity, Rank
 from router.publisher.engine_events.batch import EngineBatch
 from router.publisher.journal.journal import EventJournal
@@ -23,6 +26,7 @@ class ObservedTrial(Struct, frozen=True):
     held: HeldState
     stats: NormalizerStats
     complaints: list[str]
+    hybrid: HybridState | None = None
 
     @property
     def extra_copies(self) -> int:
@@ -91,15 +95,19 @@ class Trial:
             self._journal.state,
             self._normalizer.stats,
             self._complaints,
+            self._journal.hybrid,
         )
 
     def _begun(self, batch: EngineBatch) -> Normalizer | None:
-        """Create the normaliser at the first block; batches before it change nothing."""
-        first = next((event for event in stored_in(batch) if event.block_size), None)
-        if first is None:
+        """Create the normaliser at the first block; batches before it change nothing.
+
+        The groups of a hybrid model may have blocks of several sizes, of which hashes divide each.
+        """
+        events = [event for event in stored_in(batch) if event.block_size]
+        if not events:
             return None
-        self._is_eagle = first.is_eagle
-        self._block_size = self._block_size or first.block_size
+        self._is_eagle = events[0].is_eagle
+        self._block_size = self._block_size or gcd(*(event.block_size for event in events))
         identity = Identity(SCHEME, self._block_size, self._is_eagle)
         self._journal = EventJournal(Rank(0, 0), 1, identity)
         self._normalizer = Normalizer(self._journal, identity, settings=self._settings)

@@ -53,7 +53,7 @@ MODELS = {
 
 
 def write_tiny_hybrid(directory: Path, kind: str) -> None:
-    """Write configuration and tokenizer, as `vllm serve DIRECTORY --load-format=dummy` reads them."""
+    """Write configuration and tokenizer, for `vllm serve DIRECTORY --load-format=dummy`."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(_COMMON | MODELS[kind]))
     write_tiny_tokenizer(directory)

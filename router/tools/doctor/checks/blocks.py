@@ -89,13 +89,17 @@ def _groups(seen: ObservedEngine) -> Iterator[Finding]:
     groups = seen.contents.groups
     kinds = {kind for _, kind in groups if kind is not None}
     other = sorted(kinds - FULL_ATTENTION)
+    layout = seen.trial.hybrid.layout if seen.trial and seen.trial.hybrid else None
     if other:
-        yield warning(
-            "attention",
-            f"a hybrid model: {', '.join(other)} in {len(groups)} groups",
-            "only full attention is credited, so overlap is an upper bound and the rank degraded",
-            "none is needed; responses contain it",
-        )
+        text = f"a hybrid model: {', '.join(other)} in {len(groups)} groups"
+        if layout is not None and not layout.problem:
+            yield ok(
+                "attention", f"{text}; prompts resume at every {layout.alignment_tokens} tokens"
+            )
+            return
+        problem = "" if layout is None else f": {layout.problem}"
+        why = f"where prompts can be resumed is not exact, and the rank is degraded{problem}"
+        yield warning("attention", text, why, "see Hybrid models in docs/attach.md")
     elif kinds:
         yield ok("attention", ", ".join(sorted(kinds)))
 

@@ -354,12 +354,23 @@ async def test_another_block_size_than_given_is_wrong():
     assert "would hold" not in found
 
 
-async def test_a_hybrid_model_is_an_upper_bound():
-    full = stored([1], [1, 2, 3, 4], group_idx=0, kv_cache_spec_kind="full_attention")
-    window = stored([7], [1, 2, 3, 4], group_idx=1, kv_cache_spec_kind="sliding_window")
+FULL = stored([1], [1, 2, 3, 4], group_idx=0, kv_cache_spec_kind="full_attention")
+
+
+async def test_a_hybrid_model_is_followed_by_its_layout():
+    window = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 6}
     with Engine() as engine:
-        _, found = await examine_engine(engine, full, window)
-    says(found, "attention", "warning", "sliding_window", "upper bound")
+        _, found = await examine_engine(
+            engine, FULL, stored([1], [1, 2, 3, 4], group_idx=1, **window)
+        )
+    says(found, "attention", "ok", "sliding_window in 2 groups", "at every 4 tokens")
+
+
+async def test_a_hybrid_model_of_an_unknown_layout_is_a_warning():
+    chunk = stored([1], [1, 2, 3, 4], group_idx=1, kv_cache_spec_kind="chunked_local_attention")
+    with Engine() as engine:
+        _, found = await examine_engine(engine, FULL, chunk)
+    says(found, "attention", "warning", "chunked_local_attention", "chunk_tokens")
 
 
 async def test_mediums_keys_and_placeholders_are_counted():
