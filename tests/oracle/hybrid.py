@@ -56,7 +56,7 @@ def cached_tokens(  # noqa: C901 - one procedure, as the engine has it
             now = found
         is_settled = len(kinds) == 1 or (len(kinds) == 2 and kinds[0] is None)
         if now >= hit or is_settled:
-            return min(now, hit)
+            return max(0, min(now, hit))
         hit = now
 
 

@@ -1,4 +1,4 @@
-"""The hits of hybrid models with EAGLE or chunks: the engine's procedure, one rank at a time.
+"""The engine's procedure, for one rank at a time: with EAGLE, chunks, or hits inside blocks.
 
 Each kind of layer accepts the length found so far or shortens it, until all accept. With EAGLE, a
 kind looks one block further once, and drops the last block of what it found.
@@ -38,7 +38,7 @@ KIND, SIZE, SPAN, IS_EAGLE = 0, 1, 2, 3
 LAYOUT_WORDS = FIRST_CLASS + 4 * CLASS_WORDS
 """Words of a layout, sizes in tokens. `IS_STEPWISE`: it needs the engine's procedure."""
 
-WINDOW, STATE, CHUNK = 0, 1, 2
+WINDOW, STATE, CHUNK, TAIL = 0, 1, 2, 3
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)
@@ -111,23 +111,18 @@ def _holds(classes: Tree, asked: Asked, c: int, end: int) -> bool:
 def _step_down(classes: Tree, layout: Words, asked: Asked, full_tokens: int) -> int:
     """Return the tokens that one rank need not compute."""
     full_size, count = int(layout[FULL_SIZE]), int(layout[CLASSES])
-    kinds = count + (1 if full_size else 0)
+    tail = _tail_of(layout)
+    kinds = count + (1 if full_size else 0) - (1 if tail >= 0 else 0)
     hit, full, dropped = asked.isl_tokens - 1, -1, 0
     while hit > 0 and kinds:
         now = hit
         if full >= 0:
             now = min(now, full)
         elif full_size:
-            full = now = _full_end(layout, asked, full_tokens, now, kinds)
+            full = now = _full_end(classes, layout, asked, full_tokens, now, kinds)
         for c in range(count):
-            is_eagle = layout[FIRST_CLASS + c * CLASS_WORDS + IS_EAGLE] != _0
-            drops = is_eagle and not dropped >> c & 1
-            found = _class_end(classes, layout, asked, c, now, drops, kinds)
-            if drops:
-                dropped |= 1 << c
-            elif found < now:
-                dropped = 0
-            now = found
+            if c != tail:
+                now, dropped = _lower(classes, layout, asked, c, now, dropped, kinds)
         if now >= hit or kinds == 1 or (kinds == 2 and full_size):
             return max(min(now, hit), 0)
         hit = now
@@ -135,13 +130,45 @@ def _step_down(classes: Tree, layout: Words, asked: Asked, full_tokens: int) -> 
 
 
 @device
-def _full_end(layout: Words, asked: Asked, full_tokens: int, top: int, kinds: int) -> int:
-    size, alignment = int(layout[FULL_SIZE]), int(layout[ALIGNMENT])
-    drops = layout[IS_FULL_EAGLE] != _0
-    if drops and kinds > 1:
-        top = min(top + size, asked.isl_tokens)
-    blocks = min(full_tokens, top) // size
-    end = (blocks - 1 if drops and blocks else blocks) * size
+def _lower(
+    classes: Tree, layout: Words, asked: Asked, c: int, now: int, dropped: int, kinds: int
+) -> tuple[int, int]:
+    """Return the length that a class accepts, and the classes that have dropped a block since."""
+    is_eagle = layout[FIRST_CLASS + c * CLASS_WORDS + IS_EAGLE] != _0
+    drops = is_eagle and not dropped >> c & 1
+    found = _class_end(classes, layout, asked, c, now, drops, kinds)
+    if drops:
+        return found, dropped | 1 << c
+    return found, 0 if found < now else dropped
+
+
+@device
+def _tail_of(layout: Words) -> int:
+    """Return the class of places inside full attention's blocks where hits may end; -1: none."""
+    tail = -1
+    for c in range(np.int64(layout[CLASSES])):
+        if np.int64(layout[FIRST_CLASS + c * CLASS_WORDS + KIND]) == TAIL:
+            tail = int(c)
+    return tail
+
+
+@device
+def _full_end(
+    classes: Tree, layout: Words, asked: Asked, full_tokens: int, top: int, kinds: int
+) -> int:
+    size, alignment = np.int64(layout[FULL_SIZE]), np.int64(layout[ALIGNMENT])
+    tail, dropped = _tail_of(layout), np.int64(0)
+    if layout[IS_FULL_EAGLE] != _0:
+        dropped = min(size, alignment) if tail >= 0 else size
+        if kinds > 1:
+            top = min(top + dropped, asked.isl_tokens)
+    end = min(full_tokens, top) // size * size
+    if tail >= 0:
+        inside = min(end + size - alignment, top // alignment * alignment)
+        while inside > end and not _holds(classes, asked, tail, inside):
+            inside -= alignment
+        end = max(inside, end)
+    end = max(end - dropped, 0)
     return end - end % alignment
 
 

@@ -8,6 +8,7 @@ sequence hash ──▶ reference in the second tree ──▶ holders, each wit
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from router.indexer.radix_tree import _holder_sets
 from router.indexer.radix_tree._block_table import Words
@@ -22,6 +23,7 @@ from router.indexer.radix_tree._stepwise_kernel import (
     IS_STEPWISE,
     LAYOUT_WORDS,
     STATE,
+    TAIL,
     WINDOW,
 )
 from router.indexer.radix_tree.holders import Holders
@@ -31,7 +33,7 @@ from router.protocol.values import HashArray, Rank, Tier
 if TYPE_CHECKING:
     from router.indexer.radix_tree.radix_tree import RadixTree
 
-_KINDS = {"window": WINDOW, "state": STATE, "chunk": CHUNK}
+_KINDS = {"window": WINDOW, "state": STATE, "chunk": CHUNK, "tail": TAIL}
 _CLASS_HOLDER, _LAYOUT = int(_holder_sets.CLASS_HOLDER), int(_holder_sets.LAYOUT)
 
 
@@ -107,6 +109,7 @@ class ClassPlane:
         """Set the layout of a rank; None: it has none. O(ranks) if it is another one."""
         before = self.layouts.pop(rank, None)
         if layout is not None:
+            layout = replace(layout, problem="")  # which makes no difference to a search
             self.layouts[rank] = layout
             if layout not in self._words:
                 self._words[layout] = layout_words(layout)
@@ -135,4 +138,4 @@ def _is_stepwise(layout: Layout) -> bool:
 
 
 def _needs_steps(each: LayerClass) -> bool:
-    return each.is_eagle or each.kind == "chunk" or each.span_tokens == 1
+    return each.is_eagle or each.kind in ("chunk", "tail") or each.span_tokens == 1

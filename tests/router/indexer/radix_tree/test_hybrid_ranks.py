@@ -290,6 +290,8 @@ def _class(random, unit_tokens, is_eagle, is_plain):
 
 def _layout(random, unit_tokens):
     """Mostly what engines have; sometimes a layout that only a damaged message has."""
+    if random.random() < 0.2:
+        return _layout_with_tails(random, unit_tokens)
     is_eagle, is_plain = random.random() < 0.3, random.random() < 0.5
     made = [_class(random, unit_tokens, is_eagle, is_plain) for _ in range(random.randint(0, 3))]
     classes = tuple(dict.fromkeys(made))
@@ -299,6 +301,13 @@ def _layout(random, unit_tokens):
     if random.random() < 0.05:
         alignment = random.randint(1, 3 * unit_tokens)
     return Layout(alignment, full, classes, is_eagle and random.random() < 0.5)
+
+
+def _layout_with_tails(random, unit_tokens):
+    """Hits end at every hash, also inside blocks."""
+    classes = LayerClass("state", unit_tokens), LayerClass("tail", unit_tokens)
+    full = unit_tokens * random.choice([2, 4])
+    return Layout(unit_tokens, full, classes, random.random() < 0.3)
 
 
 def _held(random, prompt, size):
