@@ -128,7 +128,7 @@ class RouterCore:
         self.fleet = Fleet(settings.liveness)
         self.naming = settings.naming
         self.index = TrustedIndex(make_indexer, settings.mode, self.naming.scheme)
-        self.predictions = Predictions(settings.estimates)
+        self.predictions = Predictions(settings.estimates, self.index.keeps_prompts)
         self.ranks = RankTable()
         self.tracker = Tracker(settings.reservation_ttl_s, self.ranks)
         self.predictor = Predictor(self.ranks)

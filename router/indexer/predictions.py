@@ -6,7 +6,7 @@
 Each has one index per scope, because entries of one index all live for the same time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
@@ -33,13 +33,25 @@ class Predictions:
     """Blocks that recently booked prompts are expected to leave in the caches.
 
     `are_made`: True if blocks of any rank are estimated. `refused_prompts`: the number of prompts
-    that found no room.
+    that found no room. `keeps_prompts`: whether a rank keeps all blocks of a prompt, as ranks of
+    hybrid models do not; beside events, nothing is estimated for the others.
     """
 
-    __slots__ = ("_beside", "_instead", "_limits", "_without_events", "are_made", "refused_prompts")
+    __slots__ = (
+        "_beside",
+        "_instead",
+        "_keeps_prompts",
+        "_limits",
+        "_without_events",
+        "are_made",
+        "refused_prompts",
+    )
 
-    def __init__(self, limits: EstimateLimits) -> None:
+    def __init__(
+        self, limits: EstimateLimits, keeps_prompts: Callable[[Rank], bool] = lambda _: True
+    ) -> None:
         self._limits = limits
+        self._keeps_prompts = keeps_prompts
         self._beside: dict[Scope, ApproximateIndex] = {}
         self._instead: dict[Scope, ApproximateIndex] = {}
         self._without_events: set[Rank] = set()
@@ -61,6 +73,8 @@ class Predictions:
         limits, indexes = self._limits.beside_events, self._beside
         if rank in self._without_events:
             limits, indexes = self._limits.without_events, self._instead
+        elif not self._keeps_prompts(rank):
+            return
         if limits is None:
             return
         index = indexes.get(scope)

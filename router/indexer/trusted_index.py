@@ -311,6 +311,10 @@ class TrustedIndex:
         place = self._ranks.get(rank)
         return None if place is None or place.hybrid is None else place.hybrid.layout
 
+    def keeps_prompts(self, rank: Rank) -> bool:
+        """Return whether a rank keeps all blocks of a prompt: it is not one of a hybrid model."""
+        return self.layout(rank) is None
+
     def trees(self, scope: Scope) -> tuple[SearchedTree, ...]:
         """Return the trees that `find_matches` searches."""
         indexer = self._indexers.get(scope)

@@ -13,6 +13,10 @@ from support.vllm.vllm_traffic import Traffic
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 
 REQUESTS = 300
+NUM_BLOCKS = 130
+"""Of all groups together, which share one pool."""
+
+MAX_TOKENS = 1152
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -24,7 +28,8 @@ def kind(request):
 def engines(tmp_path_factory, vllm_python, kind):
     directory = tmp_path_factory.mktemp(f"vllm-{kind}")
     write_tiny_hybrid(directory / kind, kind)
-    options = ("--load-format=dummy",)
+    size = f"--num-gpu-blocks-override={NUM_BLOCKS}", f"--max-model-len={MAX_TOKENS}"
+    options = ("--load-format=dummy", *size)
     engines = {
         i: VllmEngine(vllm_python, directory / kind, directory, f"w{i}", options=options)
         for i in (1, 2)
@@ -44,7 +49,7 @@ async def test_predicted_tokens_of_a_hybrid_are_the_cached_ones(
     direct, engines, kind, record_property
 ):
     fields = {"hybrid": {"chunk_tokens": CHUNK_TOKENS}} if kind == "chunk" else {}
-    await direct.attach(engines, **fields)
+    await direct.attach(engines, total_kv_blocks=NUM_BLOCKS, **fields)
     bench, traffic, rng = Bench([direct], engines), Traffic(seed=11), Random(11)
     try:
         for _ in range(REQUESTS):

@@ -156,8 +156,8 @@ def _tail_of(layout: Words) -> int:
 def _full_end(
     classes: Tree, layout: Words, asked: Asked, full_tokens: int, top: int, kinds: int
 ) -> int:
-    size, alignment = np.int64(layout[FULL_SIZE]), np.int64(layout[ALIGNMENT])
-    tail, dropped = _tail_of(layout), np.int64(0)
+    size, alignment = int(np.int64(layout[FULL_SIZE])), int(np.int64(layout[ALIGNMENT]))
+    tail, dropped = _tail_of(layout), 0
     if layout[IS_FULL_EAGLE] != _0:
         dropped = min(size, alignment) if tail >= 0 else size
         if kinds > 1:

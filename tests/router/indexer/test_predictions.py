@@ -239,3 +239,13 @@ def test_no_index_matches_nothing_and_says_why():
     )
     with pytest.raises(IndexDisabledError):
         list(world.core.dump())
+
+
+def test_beside_events_nothing_is_estimated_of_ranks_that_keep_parts_of_prompts():
+    limits = EstimateLimits(ApproximateLimits(10.0, 1024), ApproximateLimits(10.0, 1024))
+    predictions = Predictions(limits, lambda rank: rank.worker_id != 1)
+    predictions.insert(A, Rank(1, 0), PATH, 0.0)
+    assert not predictions.added_to({}, A, PATH)
+    predictions.set_without_events(Rank(1, 0), is_without=True)
+    predictions.insert(A, Rank(1, 0), PATH, 0.0)
+    assert predictions.added_to({}, A, PATH)

@@ -43,12 +43,14 @@ class DirectRouter(_Processes):
     async def attach(self, engines, **fields):
         await self.until_up()
         for worker_id, engine in engines.items():
-            await self.call(
-                "POST", "/workers", worker_id=worker_id, model_name=MODEL_NAME,
-                endpoint=engine.url, kv_events_endpoints={"0": engine.events},
-                replay_endpoints={"0": engine.replay}, topic="kv@", block_size=BLOCK_SIZE,
-                total_kv_blocks=NUM_BLOCKS, max_num_batched_tokens=2048, **fields,
-            )  # fmt: skip
+            registration = {
+                "worker_id": worker_id, "model_name": MODEL_NAME, "endpoint": engine.url,
+                "kv_events_endpoints": {"0": engine.events},
+                "replay_endpoints": {"0": engine.replay}, "topic": "kv@",
+                "block_size": BLOCK_SIZE, "total_kv_blocks": NUM_BLOCKS,
+                "max_num_batched_tokens": 2048,
+            }  # fmt: skip
+            await self.call("POST", "/workers", **registration | fields)
         await self.until_exact(engines)
 
 
