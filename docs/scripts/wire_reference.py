@@ -33,6 +33,7 @@ PLACES = {
     "workers": "`/workers` of a router; JSON",
     "index_service": "HTTP of the index alone, subject `kv.{namespace}.indexer.query`; JSON",
     "dumps": "`GET /dump`; JSON",
+    "hybrid": "in messages of `events`, and in registrations of `workers`",
     "values": "what the others are made of",
 }
 """Modules of router.protocol in reading order, and where their types are sent."""

@@ -106,12 +106,12 @@ HEAD_HEX = f"070163{IDENTITY_HEX}05"
 
 def test_batch_has_golden_bytes():
     assert encode_log_message(BATCH).hex() == (
-        f"98a56261746368{HEAD_HEX}08c4a0"
+        f"99a56261746368{HEAD_HEX}08c4a0"
         "0100000000000000" + 3 * NOTHING_HEX + "0200000000000000" + 3 * NOTHING_HEX
         + "ffffffffffffffff" + 3 * NOTHING_HEX + "0500000000000000"
         + "0100000002000000" + "0100000000000000" + "ffffffffffffffff"
         + "0201000001000000" + "0100000000000000"
-        + "03ff000000000000" + "0302000000000000"
+        + "03ff000000000000" + "0302000000000000" + "c0"
     )  # fmt: skip
 
 
@@ -130,9 +130,9 @@ MALFORMED = [
     [word(1, 0, 0), word(1, 0, 2), 5],
     [word(4, 0, 0)],
     [word(0, 0, 0)],
-    [word(1, 4, 0)],
+    [word(1, 8, 0)],
     [word(2, 255, 0)],
-    [word(3, 4, 0)],
+    [word(3, 8, 0)],
     [word(3, 0, 1), 5],
     [word(1, 0, 0, zero=1)],
     [word(1, 0, 2**32 - 1), 5],
@@ -166,9 +166,9 @@ def test_malformed_events_are_one_error(batch):
 
 def test_checkpoint_has_golden_bytes():
     assert encode_log_message(CHECKPOINT).hex() == (
-        f"9aaa636865636b706f696e74{HEAD_HEX}0001"
+        f"9caa636865636b706f696e74{HEAD_HEX}0001"
         "919203c4100100000000000000ffffffffffffffff"
-        f"{STATE_HEX}"
+        f"{STATE_HEX}c090"
     )
 
 

@@ -70,7 +70,7 @@ def test_events():
 
 
 def test_checkpoint_is_that_of_the_log():
-    assert encode_range_answer(CHECKPOINT).hex().startswith("9aaa636865636b706f696e74070163")
+    assert encode_range_answer(CHECKPOINT).hex().startswith("9caa636865636b706f696e74070163")
 
 
 def test_no_events():
