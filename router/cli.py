@@ -43,6 +43,7 @@ to look inside
   record    a router that also writes all its inputs to a file
   replay    run a recording again: the same decisions, or what other settings would change
   simulate  run a trace or a recording in virtual time, under several policies
+  conformance  score what a router, this one or another, believes of its engines' caches
 """
 
 HEALTH_USAGE = """\
@@ -59,6 +60,7 @@ TOOLS = {
     "simulate": "router.tools.simulate.command",
     "attach": "router.tools.attach.command",
     "doctor": "router.tools.doctor.command",
+    "conformance": "router.tools.conformance.command",
 }
 """The modules of commands that are functions of the same name."""
 

@@ -1,5 +1,5 @@
 import httpx
-from conformance.systems.http_workers import HttpWorkers
+from conformance.http_workers import HttpWorkers
 
 
 async def test_workers_answer_whatever_they_are_asked():

@@ -1,0 +1,109 @@
+"""`kv-router conformance`: plays engine streams to a router and scores its view of the caches.
+
+    corpus ─▶ Fleet ─▶ engines' sockets ─▶ the system ─answers─▶ Table ─▶ page, JSON, badge
+                  └───▶ model of the engine ─truth───────────────┘
+
+Exit status: 0; 1 if a system is wrong without a word, or does not start; 2 for a wrong command
+line.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from router.errors import ConfigError
+from router.tools.conformance.corpus import SCENARIOS
+from router.tools.conformance.player import Patience, play
+from router.tools.conformance.steps import Scenario
+from router.tools.conformance.systems.base import System
+from router.tools.conformance.systems.kv_router import KvRouter
+from router.tools.conformance.table import Table, badge, page
+
+FULL, QUICK = Patience(settle_s=1.5, limit_s=8.0), Patience(settle_s=1.0, limit_s=2.0)
+
+
+def conformance(arguments: Sequence[str]) -> int:
+    """Play the corpus to one system, print the table, and return the exit status."""
+    asked = _parse(arguments)
+    kind = _adapter(asked.adapter) if asked.adapter else KvRouter
+    table, unavailable = measure(
+        chosen(asked.only), {"system": kind}, QUICK if asked.quick else FULL
+    )
+    if unavailable:
+        sys.stderr.write(f"kv-router conformance: {kind.title}: {unavailable['system']}\n")
+        return 1
+    head = f"{kind.title}, by the corpus of kv-router {version('kv-router')}"
+    found = {"system": kind.title, "corpus": version("kv-router"), **table.as_builtins()}
+    sys.stdout.write(page(table, head, (), ()))
+    if asked.json:
+        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+    if asked.badge:
+        asked.badge.write_text(badge(table.by_cause("system")))
+    return int(table.is_silently_wrong("system"))
+
+
+def chosen(words: str) -> tuple[Scenario, ...]:
+    """Return the scenarios with one of the words in name, group or cause; all without words."""
+    wanted = [word.strip() for word in words.split(",")]
+    return tuple(
+        scenario
+        for scenario in SCENARIOS
+        if any(w in f"{scenario.group}: {scenario.name}: {scenario.cause}" for w in wanted)
+    )
+
+
+def measure(
+    scenarios: tuple[Scenario, ...], kinds: Mapping[str, type[System]], patience: Patience
+) -> tuple[Table, dict[str, str]]:
+    """Play scenarios; return the table, and systems that are not available with the reason."""
+    with tempfile.TemporaryDirectory(prefix="conformance-") as directory:
+        rows, unavailable = asyncio.run(play(scenarios, kinds, Path(directory), patience))
+    titles = {name: kind.title for name, kind in kinds.items() if name not in unavailable}
+    return Table(scenarios, titles, tuple(rows)), unavailable
+
+
+def _adapter(name: str) -> Any:
+    """Return the class `module:Class`, looked up in the current folder as well."""
+    module, _, member = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(import_module(module), member)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            "adapter", f"{name!r}: {error}", "MODULE:CLASS of a Python class"
+        ) from error
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="kv-router conformance",
+        description="Play engine event streams and faults to a router over real sockets, and "
+        "compare the blocks that it counts as cached with an exact model of the engine.",
+    )
+    parser.add_argument(
+        "--adapter",
+        metavar="MODULE:CLASS",
+        default="",
+        help="the router under test, a class with the methods of "
+        "router.tools.conformance.systems.base:System; without it, kv-router",
+    )
+    parser.add_argument(
+        "--only",
+        metavar="WORDS",
+        default="",
+        help="only scenarios with one of these words in group, name or cause, comma-separated",
+    )
+    parser.add_argument("--quick", action="store_true", help="less patience: 45 s at most")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all answers to a file")
+    parser.add_argument("--badge", type=Path, metavar="FILE", help="write an SVG badge to a file")
+    asked = parser.parse_args(arguments)
+    if not chosen(asked.only):
+        parser.error(f"no scenario has any of these words: {asked.only}")
+    return asked
