@@ -121,13 +121,13 @@ class Fleet:
 
     def _with_remarks(self, stage: Stage, cells: Mapping[str, Cell]) -> dict[str, Cell]:
         """Return the cells that count, with the warnings of the logs."""
-        cause = stage.scenario.root_cause
+        names = {stage.scenario.root_cause, stage.scenario.name}
         return {
             name: msgspec.structs.replace(
                 cell, remarks=tuple(r for w in stage.worker_ids for r in self._remarks[name, w])
             )
             for name, cell in cells.items()
-            if cause not in self._systems[name].skips
+            if names.isdisjoint(self._systems[name].skips)
         }
 
     async def _restarted(self) -> None:

@@ -70,7 +70,9 @@ SCENARIOS = (
     scenario("image on all blocks, asked without", publish(with_images(*range(10))), asked(0),
              cause=IMAGES),
     scenario("prompt embeddings, asked as tokens",
-             publish(stored(A, extra_keys=[[b"\x07" * 32]] * 10)), asked(0)),
+             publish(stored(A, extra_keys=[[b"\x07" * 32]] * 10)), asked(0),
+             convention="vLLM sends token 0 for each embedding, so that a request for these tokens "
+             "is one that no tokenizer makes."),
     scenario("LoRA, asked with it", publish(with_lora("ad")), asked(10, lora_name="ad"),
              cause=LORA),
     scenario("LoRA, asked as base", publish(with_lora("ad")), asked(0), cause=LORA),

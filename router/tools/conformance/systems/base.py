@@ -19,6 +19,9 @@ START_S = 120.0
 POLL_S = 0.1
 ANSWER_S = 30.0
 PORTS = 15_000, 32_000
+SEVERE = re.compile(r'\b(WARN|WARNING|ERROR)\b|"level": ?"(warning|error|critical)"')
+"""Finds a warning or an error, in a line of text or of JSON."""
+
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -65,7 +68,7 @@ class System(Protocol):
 
     It receives all engines at its start. `answers_best_only`: it reports the count of the worker
     that it chose, and of no other. `marks`: the form of salts and images of its front end. `skips`:
-    root causes that its design rules out; they are not scored for it.
+    root causes and scenarios that its design rules out; they are not scored for it.
     """
 
     title: str
@@ -97,9 +100,8 @@ class System(Protocol):
 class Log:
     """The log file of a process, read from where the last reading ended."""
 
-    def __init__(self, path: Path, severe: str = r"\b(WARN|WARNING|ERROR)\b") -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._severe = re.compile(severe)
         self._read_bytes = 0
 
     def skip(self) -> None:
@@ -114,7 +116,7 @@ class Log:
         new = new[: new.rfind(b"\n") + 1]
         self._read_bytes += len(new)
         lines = COLOURS.sub("", new.decode(errors="replace")).splitlines()
-        return [line for line in lines if self._severe.search(line)]
+        return [line for line in lines if SEVERE.search(line)]
 
 
 class Server:

@@ -1,5 +1,6 @@
 """kv-router in direct mode: no bus, the router itself follows the engines' sockets."""
 
+import re
 import sys
 from typing import Any
 
@@ -11,6 +12,7 @@ class KvRouter(SelectionService):
     """Keeps its workers in a folder: after a kill it needs no registrations."""
 
     title = "kv-router"
+    worker_in_log = re.compile(r"(?:rank|worker) (\d+)")
 
     def command(self, port: int) -> list[str]:
         """Return the command line of a router with a folder for its state."""

@@ -22,8 +22,8 @@ class SelectionService:
     answers_best_only = False
     marks = Marks()
     skips: frozenset[str] = frozenset()
-    worker_in_log = re.compile(r'worker_id[=:] ?"?(\d+)|worker (\d+)')
-    """Finds the worker id in a line of the log."""
+    worker_in_log = re.compile(r'worker_id[=:] ?"?(\d+)')
+    """Finds the worker id, its first group, in a line of the log."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -90,7 +90,7 @@ class SelectionService:
 
     def _worker_id(self, line: str) -> int | None:
         found = self.worker_in_log.search(line)
-        return int(next(filter(None, found.groups()))) if found else None
+        return int(found[1]) if found else None
 
     async def engine_restarted(self, seat: Seat) -> None:
         """Do nothing: a service follows its engines' sockets."""
