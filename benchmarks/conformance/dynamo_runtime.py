@@ -88,7 +88,7 @@ class DynamoRuntime:
             "router: kill −9, 10 batches meanwhile, then idle, replay",
         }
     )
-    """A worker starts with its engine and outlives the router: its publisher misses none of these."""
+    """A worker starts with its engine and outlives the router: its publisher misses none."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

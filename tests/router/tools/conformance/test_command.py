@@ -43,8 +43,11 @@ def test_adapter_of_another_router_is_scored(tmp_path, capsys):
 
 
 def test_silently_wrong_router_has_exit_status_1(capsys):
-    assert main(["conformance", f"--adapter={NAIVE}", "--only=prompt embeddings", "--quick"]) == 1
-    assert "✗ 10 ghosts" in capsys.readouterr().out
+    assert (
+        main(["conformance", f"--adapter={NAIVE}", "--only=stored twice, removed once", "--quick"])
+        == 1
+    )
+    assert "✗ 10 missing" in capsys.readouterr().out
 
 
 def test_unknown_adapter_and_scenario_are_refused(capsys):
