@@ -115,8 +115,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         """The part of a hybrid model's layout that no event contains. Raises ConfigError."""
         return HybridSettings(
             self.chunk_tokens,
-            _numbers("engine.eagle_groups", self.eagle_groups, 0, 65_535),
-            _numbers("engine.silent_block_sizes", self.silent_block_sizes, 1, 1 << 20),
+            _numbers("eagle_groups", self.eagle_groups, 0, 65_535),
+            _numbers("silent_block_sizes", self.silent_block_sizes, 1, 1 << 20),
         )
 
     @property

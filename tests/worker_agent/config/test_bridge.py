@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from router.errors import ConfigError
+from router.protocol.hybrid import HybridSettings
 from router.publisher.batch_order.address import EngineAddress
 from router.runtime.process.settings import describe, settings_of
 from worker_agent.config.bridge import BridgeConfig, rank_addresses
@@ -128,6 +129,18 @@ def test_missing_settings_are_named(flags, key):
     with pytest.raises(ConfigError, match="missing") as caught:
         load_agent_config(["--engine", "vllm", *flags], {})
     assert caught.value.key == key
+
+
+def test_what_no_event_of_a_hybrid_model_contains_is_set():
+    config = loaded("--chunk-tokens", "128", "--eagle-groups", "0, 2", "--silent-block-sizes", "64")
+    assert config.engine.hybrid == HybridSettings(128, (0, 2), (64,))
+    assert loaded().engine.hybrid == HybridSettings()
+
+
+@pytest.mark.parametrize("sizes", ["0", "64,x", "-1"])
+def test_block_sizes_that_are_none_are_refused(sizes):
+    with pytest.raises(ConfigError, match="silent_block_sizes"):
+        assert loaded(f"--silent-block-sizes={sizes}").engine.hybrid
 
 
 def test_every_field_is_described_and_takes_its_default():
