@@ -52,13 +52,17 @@ _STATE = struct.Struct("<13Q")
 EventId: TypeAlias = Annotated[int, Meta(ge=1, le=I64_MAX)]
 
 
+def _check_packed(hashes: bytes) -> None:
+    if len(hashes) % 8:
+        raise ValueError(f"{len(hashes)} bytes of hashes, not a multiple of 8")
+
+
 class _PackedBlocks(Struct, frozen=True, array_like=True):
     tier: Tier
     sequence_hashes: bytes
 
     def __post_init__(self) -> None:
-        if len(self.sequence_hashes) % 8:
-            raise ValueError(f"{len(self.sequence_hashes)} bytes of hashes, not a multiple of 8")
+        _check_packed(self.sequence_hashes)
 
     @property
     def block_count(self) -> int:
@@ -88,8 +92,7 @@ class _ClassBlocks(Struct, frozen=True, array_like=True):
     sequence_hashes: bytes
 
     def __post_init__(self) -> None:
-        if len(self.sequence_hashes) % 8:
-            raise ValueError(f"{len(self.sequence_hashes)} bytes of hashes, not a multiple of 8")
+        _check_packed(self.sequence_hashes)
 
     @property
     def block_count(self) -> int:

@@ -1,4 +1,4 @@
-"""What hybrid ranks hold beside full attention: a second tree, linked to the holders of the first.
+"""The blocks of hybrid ranks beside full attention: a second tree, linked to the first's holders.
 
 rank ──▶ holder ──▶ counts, …, address of the layout's words, holder in the second tree
                                                                  │
@@ -55,7 +55,7 @@ class ClassPlane:
 
     def prepare(self, rank: Rank, layout: Layout) -> bool:
         """Set the rank's layout, and make room for changes of its blocks. False: there is none."""
-        if self.layouts.get(rank) != layout:
+        if self.layouts.get(rank) != _shape(layout):
             self._set_layout(rank, layout)
         has_room = self.tree.ready(rank) is not None
         self.link(rank)
@@ -109,12 +109,17 @@ class ClassPlane:
         """Set the layout of a rank; None: it has none. O(ranks) if it is another one."""
         before = self.layouts.pop(rank, None)
         if layout is not None:
-            layout = replace(layout, problem="")  # which makes no difference to a search
+            layout = _shape(layout)
             self.layouts[rank] = layout
             if layout not in self._words:
                 self._words[layout] = layout_words(layout)
         if before is not None and before not in self.layouts.values():
             del self._words[before]
+
+
+def _shape(layout: Layout) -> Layout:
+    """Return a layout without its problem, which makes no difference to a search."""
+    return replace(layout, problem="") if layout.problem else layout
 
 
 def layout_words(layout: Layout) -> Words:

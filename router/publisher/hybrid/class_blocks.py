@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.protocol.hybrid import Layout
 from router.protocol.values import HashArray
@@ -75,11 +76,6 @@ class ClassBlocks:
     def block_count(self) -> int:
         """The number of copies that are known, of all groups. O(groups)."""
         return sum(len(held) for held in self._copies.values())
-
-    @property
-    def copies(self) -> int:
-        """The number of copies, each as often as the engine has it. O(blocks)."""
-        return sum(sum(held.values()) for held in self._copies.values())
 
     def add(self, part: ClassPart) -> None:
         """Queue a part of a batch that belongs to no group of full attention."""
@@ -276,13 +272,7 @@ class ClassBlocks:
             elif self.unplaced:
                 problem = f"{len(self.unplaced)} blocks of windows or states have no place"
             if problem:
-                layout = Layout(
-                    layout.alignment_tokens,
-                    layout.full_block_tokens,
-                    layout.classes,
-                    layout.is_full_eagle,
-                    problem,
-                )
+                layout = replace(layout, problem=problem)
         if layout != self.layout:
             self.layout = layout
             self._journal.set_layout(layout)

@@ -242,7 +242,7 @@ class EventJournal:
 
     @property
     def hybrid(self) -> HybridState | None:
-        """The layout and a digest of the classes' blocks. None unless the model is hybrid."""
+        """The layout of a hybrid model, with count and digest of each class; None for others."""
         return self._classes.state
 
     @property
