@@ -195,7 +195,7 @@ class RankIndex:
             return Trust(state, cursor, age_s, reason)
         doubts, fault = self.doubts(), self.fault
         if doubts:
-            why = self._doubt_text(doubts)
+            why = doubt_text(doubts, "" if self.hybrid is None else self.hybrid.layout.problem)
             return Trust(_DEGRADED, cursor, age_s, why if fault is None else f"{why}: {fault.text}")
         if fault is not None and fault.effect == "degrade":
             return Trust(_DEGRADED, cursor, age_s, fault.text)
@@ -237,13 +237,6 @@ class RankIndex:
         if self.hybrid is None:
             return doubts
         return doubts | _HYBRID if self.hybrid.layout.problem else doubts & ~_HYBRID
-
-    def _doubt_text(self, doubts: int) -> str:
-        problem = "" if self.hybrid is None else self.hybrid.layout.problem
-        if not problem:
-            return doubt_text(doubts)
-        others = doubts & ~_HYBRID
-        return f"hybrid model: {problem}" + (f"; {doubt_text(others)}" if others else "")
 
     def _lag(self, age_s: float | None) -> str | None:
         """Return why a rank may be behind its engine; None if it is proven not to be."""

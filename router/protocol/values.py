@@ -159,9 +159,15 @@ _DOUBT_TEXTS = {
 }
 
 
-def doubt_text(doubts: int) -> str:
-    """Return doubts as text; doubts unknown to this version are given by number."""
-    texts = [text for doubt, text in _DOUBT_TEXTS.items() if doubts & doubt]
+def doubt_text(doubts: int, hybrid_problem: str = "") -> str:
+    """Return doubts as text; doubts unknown to this version are given by number.
+
+    `hybrid_problem`: the problem of a known layout, which takes the place of `Doubt.HYBRID`.
+    """
+    named = []
+    if hybrid_problem:
+        named, doubts = [f"hybrid model: {hybrid_problem}"], doubts & ~Doubt.HYBRID
+    texts = named + [text for doubt, text in _DOUBT_TEXTS.items() if doubts & doubt]
     unknown = doubts & ~sum(_DOUBT_TEXTS)
     return "; ".join([*texts, f"doubt {unknown}"] if unknown else texts)
 
