@@ -62,8 +62,10 @@ class Selection(Struct, frozen=True, eq=False):
             isl_tokens = 0 if request.token_ids is None else len(request.token_ids)
             booking = structs.replace(booking, isl_tokens=isl_tokens)
             return cls(booking, public_hashes, None, session)
-        blocks = None if request.block_hashes is None else hash_array(request.block_hashes)
-        return cls(booking, hash_array(request.sequence_hashes), blocks, session)
+        hashes, blocks = hash_array("sequence_hashes", request.sequence_hashes), None
+        if request.block_hashes is not None:
+            blocks = hash_array("block_hashes", request.block_hashes)
+        return cls(booking, hashes, blocks, session)
 
     @property
     def request(self) -> ReserveRequest:

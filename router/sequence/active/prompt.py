@@ -1,5 +1,6 @@
 """A prompt: the tokens of a request, or its caller's hashes, and its blocks for each identity."""
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -29,8 +30,20 @@ NO_HASHES: HashArray = np.empty(0, np.uint64)
 NO_TOKENS: TokenArray = np.empty(0, np.uint32)
 
 
-def hash_array(hashes: Sequence[int]) -> HashArray:
-    """Return hashes, signed or unsigned as callers send them, as u64. O(hashes)."""
+def hash_array(field: str, hashes: Sequence[int]) -> HashArray:
+    """Return hashes, signed or unsigned as callers send them, as u64. O(hashes).
+
+    Raises InvalidFieldError if one does not fit into 64 bits.
+    """
+    # 40 ns a hash by `array`, for callers that send one kind; 120 ns by a loop in Python.
+    for kind in "Qq":
+        try:
+            return np.array(array(kind, hashes)).view(np.uint64)
+        except OverflowError:
+            continue
+    if max(hashes) > U64_MAX or min(hashes) < -(2**63):
+        allowed = f"{-(2**63)} to {U64_MAX}"
+        raise InvalidFieldError(field, "too large", allowed, status=422)
     return np.array([each & U64_MAX for each in hashes], np.uint64)
 
 
@@ -60,19 +73,10 @@ def check_hashes(request: PromptRequest, identities: Sequence[Identity]) -> None
         raise InvalidFieldError("isl_tokens", reason, "the prompt's length in tokens")
     check_length("isl_tokens", isl_tokens)
     check_length("sequence_hashes", len(hashes))
-    _check_range("sequence_hashes", hashes)
-    if blocks is not None:
-        _check_range("block_hashes", blocks)
-        if len(blocks) != len(hashes):
-            reason = f"{len(blocks)} beside {len(hashes)} sequence_hashes"
-            raise InvalidFieldError("block_hashes", reason, "as many as sequence_hashes")
+    if blocks is not None and len(blocks) != len(hashes):
+        reason = f"{len(blocks)} beside {len(hashes)} sequence_hashes"
+        raise InvalidFieldError("block_hashes", reason, "as many as sequence_hashes")
     _check_count(len(hashes), isl_tokens, identities)
-
-
-def _check_range(field: str, hashes: Sequence[int]) -> None:
-    if max(hashes, default=0) > U64_MAX:
-        allowed = f"{-(2**63)} to {U64_MAX}"
-        raise InvalidFieldError(field, "too large", allowed, status=422)
 
 
 def _check_count(blocks: int, isl_tokens: int, identities: Sequence[Identity]) -> None:
@@ -158,6 +162,7 @@ class Prompt:
     def __init__(
         self, request: PromptRequest, stages: Stages | None = None, naming: HashKeying = PLAIN
     ) -> None:
+        """Raises InvalidFieldError if a hash of the caller does not fit into 64 bits."""
         self.stages = stages
         self._naming = naming
         self._known: tuple[HashArray, HashArray] | None = None
@@ -165,9 +170,11 @@ class Prompt:
         if tokens is None:
             self._tokens, self.isl_tokens = NO_TOKENS, request.isl_tokens or 0
             if request.sequence_hashes is not None:
-                load_hashes = hash_array(request.sequence_hashes)
+                load_hashes = hash_array("sequence_hashes", request.sequence_hashes)
                 blocks = request.block_hashes
-                found_by = load_hashes if blocks is None else chain(hash_array(blocks))
+                found_by = load_hashes
+                if blocks is not None:
+                    found_by = chain(hash_array("block_hashes", blocks))
                 self._known = (found_by, load_hashes)
         else:
             self._tokens, self.isl_tokens = np.ascontiguousarray(tokens, np.uint32), len(tokens)

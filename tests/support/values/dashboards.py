@@ -81,6 +81,13 @@ ROWS = {
             "p50": _quantile(0.5, "kv_router_wait_seconds"),
             "p99": _quantile(0.99, "kv_router_wait_seconds"),
         }),
+        ("Objectives met", "Of requests with objectives that are over and whose outcome is known: "
+         "the share that met them.", "percentunit", {
+             "{{model_name}} {{policy_class}}": "{0} / {1}".format(*(
+                 "sum by (model_name, policy_class) (rate(kv_router_slo_requests_total"
+                 f"{{{ROUTERS}, {outcomes}}}[$__rate_interval]))"
+                 for outcomes in ('outcome="met"', 'outcome!="unknown"'))),
+         }),
         ("Reservations", "Dropped: bookings that ended without being freed; expired ones are "
          "callers that forget to.", "short", {
              "live": f"max(kv_router_reservations{{{ROUTERS}}})",
