@@ -16,6 +16,7 @@ from router.sequence.hashing.tokens import TokenBlockSequence, request_families
 from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.blocks.names import Naming
 from worker_agent.blocks.pool import BlockPool
+from worker_agent.connector.slots.block_groups import BlockGroup, BlockGroups
 from worker_agent.connector.slots.held_prefix import LowerTier
 from worker_agent.connector.slots.leader import ConnectorLeader
 from worker_agent.connector.slots.protocol import (
@@ -28,6 +29,7 @@ from worker_agent.connector.slots.slot_manager import SlotManager
 
 BLOCK_SIZE = 16
 NAMING = Naming(b"benchmark secret", "benchmark")
+GROUPS = BlockGroups([BlockGroup(BLOCK_SIZE)])
 SLOT_OPERATIONS_PER_S = 200.0
 PLAN_US = 2000.0
 PREFIX_US = 2000.0
@@ -48,14 +50,14 @@ class Size:
 
 def slot_rows(size: Size) -> list[Row]:
     """Seven operations of a slot's life, on slots that there are."""
-    slots = SlotManager(BLOCK_SIZE, NAMING)
+    slots = SlotManager(GROUPS, NAMING)
     for key in range(size.slots):
         slots.create_slot(key, [1, 2, 3])
 
     def live() -> None:
         for key in range(size.slots):
             slot = slots.get_slot(key)
-            slot.append_mutable_device_blocks((key,))
+            slot.append_mutable_device_blocks(((key,),))
             slot.mark_as_prefilling(1)
             slot.mark_as_not_scheduled(2)
             slot.mark_as_decoding(3)
@@ -91,9 +93,9 @@ def plan_rows(size: Size) -> list[Row]:
 
 def _running_leader() -> tuple[ConnectorLeader, dict[int, int], list[NewRequest]]:
     """One that knows 256 requests with prompts of 400 tokens and some, about to be computed."""
-    leader = ConnectorLeader(SlotManager(BLOCK_SIZE, NAMING, [_tier(Tier.HOST, 16)]))
+    leader = ConnectorLeader(SlotManager(GROUPS, NAMING, [_tier(Tier.HOST, 16)]))
     counts = {key: 400 + key % BLOCK_SIZE for key in range(REQUESTS)}
-    new = [NewRequest(key, list(range(key * 40, key * 40 + 40)), 0) for key in counts]
+    new = [NewRequest(key, [list(range(key * 40, key * 40 + 40))], 0) for key in counts]
     for each in new:
         prompt = list(range(counts[each.key]))
         leader.get_num_new_matched_tokens(EngineRequest(each.key, prompt), 0)

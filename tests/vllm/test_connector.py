@@ -6,12 +6,8 @@ Each engine is one process (`vllm_runs.py`), but the last test's, which is as us
 
 import asyncio
 import base64
-import json
-import os
 import secrets
-import subprocess
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,14 +19,12 @@ from router.publisher.journal.consolidator import JournalConsolidator
 from router.publisher.journal.journal import EventJournal
 from support.engines.tiny_llama import write_tiny_llama
 from support.processes.servers import eventually, free_port
-from support.vllm.vllm_engines import BLOCK_SIZE, VllmEngine
+from support.vllm.vllm_engines import BLOCK_SIZE, VllmEngine, run, whole_blocks
 from support.vllm.vllm_stepped import transfer_config
 from worker_agent.storage.journal import _HEADER, _RECORD
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
-ROOT = Path(__file__).parents[2]
-RUN_S = 300
 HOST = {"host_cache_blocks": 256}
 
 
@@ -57,28 +51,6 @@ def shared(tmp_path_factory):
     with closing(Redis(str(directory / "rdb"), serverconfig={"port": str(port)})):
         url = f"redis://127.0.0.1:{port}/0"
         yield {"remote_cache_url": url, "block_key_file": str(key)}
-
-
-def run(name, model, *arguments):
-    """What a run of `vllm_runs` answers."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    program = ROOT / "tests/support/vllm/vllm_runs.py"
-    command = [os.environ["VLLM_PYTHON"], str(program), name, str(model)]
-    done = subprocess.run(
-        [*command, *map(json.dumps, arguments)],
-        env=os.environ | {"PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"{name} ended:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def whole_blocks(passed):
-    """Of each prompt all but its last, partial block."""
-    return passed["cached"] == [96, 384, 384, 800]
 
 
 def test_loaded_blocks_equal_computed_ones(model, right, shared, tmp_path):

@@ -17,7 +17,7 @@ from struct import pack
 from msgspec import Struct
 
 from router.errors import InvalidFieldError
-from router.protocol.values import Tier
+from router.protocol.values import U64_MAX, Tier
 from router.sequence.hashing.tokens import TokenBlock
 
 
@@ -46,6 +46,8 @@ def level_of(tier: Tier) -> CacheLevel:
 
 IDENTITY_BYTES = 16
 SECRET_BYTES = range(16, 65)
+UNPUBLISHED = U64_MAX
+"""Public hash of a block that routers do not count: one of a sliding window."""
 
 
 class BlockName(Struct, frozen=True, gc=False):
@@ -55,6 +57,11 @@ class BlockName(Struct, frozen=True, gc=False):
     sequence_hash: int
     parent_identity: bytes | None = None
     parent_sequence_hash: int | None = None
+
+    @property
+    def is_published(self) -> bool:
+        """True if the block has a public name."""
+        return self.sequence_hash != UNPUBLISHED
 
 
 class Naming:
@@ -96,6 +103,16 @@ class Naming:
                 )
             )
         return [name for _, name in pairwise(names) if name is not None]
+
+    def in_group(self, prefix: BlockName, tag: bytes) -> bytes:
+        """Return the identity of the block of one KV cache group that ends where `prefix` does.
+
+        `tag`: all that a block of the group depends on beside its prompt. Identities of different
+        groups differ, and differ from those that `named` returns.
+        """
+        key, person = self._secret, b"kv cache group"
+        content = prefix.identity + tag
+        return blake2b(content, key=key, digest_size=IDENTITY_BYTES, person=person).digest()
 
     def _digest(self, content: bytes) -> bytes:
         return blake2b(content, key=self._secret, digest_size=IDENTITY_BYTES).digest()

@@ -12,15 +12,23 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from worker_agent.blocks.names import BlockName
 from worker_agent.connector.device_memory import DeviceMemory
 from worker_agent.connector.slots.protocol import Completion, Operation
 from worker_agent.tiers.onboarding import Loading
 from worker_agent.tiers.stack import TierChange, TierStack
 
+PIECE_BLOCKS = 1024
+"""Blocks of a load that are in host memory at a time, if it is useful as a whole only."""
+
 
 class _Load(Struct, frozen=True):
+    """The part of a load in progress. `first`: the place of its first block in the operation."""
+
     operation: Operation
     loading: Loading
+    first: int
+    deadline_s: float
 
 
 class _Store(Struct):
@@ -45,6 +53,7 @@ class StackMover:
         "_loads",
         "_stack",
         "_stores",
+        "_urgent",
         "_wanted",
         "changes",
         "load_timeout_s",
@@ -58,20 +67,19 @@ class StackMover:
         self._device = device
         self._loads: dict[int, _Load] = {}
         self._stores: dict[int, _Store] = {}
+        self._urgent: list[Operation] = []
         self._wanted: dict[bytes, list[int]] = {}
         self._completions: list[Completion] = []
 
     def load(self, operation: Operation, now_s: float) -> None:
         """Begin a load."""
-        identities = [name.identity for name in operation.names]
-        loading = self._stack.load(identities, now_s, self.load_timeout_s)
-        if loading is None:
-            self._complete(operation, range(len(operation.blocks)), "computing it is faster")
-        else:
-            self._loads[operation.uuid] = _Load(operation, loading)
+        self._load_from(operation, 0, now_s, now_s + self.load_timeout_s)
 
     def store(self, operation: Operation) -> None:
-        """Begin a store."""
+        """Begin a store; one that is urgent ends with the next `gather_due`."""
+        if operation.is_urgent:
+            self._urgent.append(operation)
+            return
         waiting = {name.identity: place for place, name in enumerate(operation.names)}
         self._stores[operation.uuid] = _Store(operation, waiting)
         for identity in waiting:
@@ -106,10 +114,11 @@ class StackMover:
         """Process the tiers' results, and scatter loaded blocks."""
         self.changes += self._stack.poll(now_s, is_decoding=is_decoding)
         for load in [each for each in self._loads.values() if each.loading.is_done]:
-            self._land(load)
+            self._land(load, now_s)
 
     def gather_due(self, now_s: float) -> None:
         """Gather the blocks that are due, each name once for all stores that contain it."""
+        self._gather_urgent(now_s)
         while due := self._stack.due(now_s):
             wanted = [each for each in due if each.name.identity in self._wanted]
             if not wanted:
@@ -124,17 +133,50 @@ class StackMover:
         completions, self._completions = self._completions, []
         return completions
 
-    def _land(self, load: _Load) -> None:
-        operation, loading = load.operation, load.loading
-        right = loading.usable_blocks
-        if right:
-            self._device.scatter(operation.blocks[:right], loading.rows)
+    def _load_from(self, operation: Operation, first: int, now_s: float, deadline_s: float) -> None:
+        """Load the blocks from `first` on, in pieces if they are useful as a whole only."""
+        last = first + PIECE_BLOCKS if operation.is_whole else len(operation.names)
+        identities = [name.identity for name in operation.names[first:last]]
+        loading = self._stack.load(
+            identities, now_s, deadline_s - now_s, is_whole=operation.is_whole
+        )
+        if loading is None:
+            places = range(first, len(operation.blocks))
+            self._complete(operation, places, "computing it is faster")
+        else:
+            self._loads[operation.uuid] = _Load(operation, loading, first, deadline_s)
+
+    def _land(self, load: _Load, now_s: float) -> None:
+        operation, loading, first = load.operation, load.loading, load.first
+        right = first + loading.usable_blocks
+        if right > first:
+            self._device.scatter(operation.blocks[first:right], loading.rows)
         del self._loads[operation.uuid]
-        reasons = dict(enumerate(loading.outcomes))
+        is_piece = operation.is_whole and right - first == len(loading.outcomes)
+        if is_piece and right < len(operation.blocks):
+            self._load_from(operation, right, now_s, load.deadline_s)
+            return
+        reasons = dict(enumerate(loading.outcomes, first))
         errors = {
             place: str(reasons.get(place, "lost")) for place in range(right, len(operation.blocks))
         }
         self._completions.append(Completion(operation.uuid, errors))
+
+    def _gather_urgent(self, now_s: float) -> None:
+        operations, self._urgent = self._urgent, []
+        sources: dict[bytes, int] = {}
+        names: list[BlockName] = []
+        for operation in operations:
+            for name, block in zip(operation.names, operation.blocks, strict=True):
+                if name.identity not in sources:
+                    sources[name.identity] = block
+                    names.append(name)
+        wanted = self._stack.urgent(names, now_s) if names else []
+        if wanted:
+            rows = self._device.gather([sources[each.name.identity] for each in wanted])
+            self._stack.store(wanted, rows)
+        for operation in operations:
+            self._complete(operation, (), "")
 
     def _source(self, identity: bytes) -> int:
         store = self._stores[self._wanted[identity][0]]

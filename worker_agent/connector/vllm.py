@@ -25,9 +25,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from worker_agent.connector.vllm_parts.metrics import ConnectorMetrics, ConnectorStats
 
@@ -55,7 +57,7 @@ class TierEventsMetadata(KVConnectorWorkerMetadata):
         return TierEventsMetadata([*self.messages, *other.messages])
 
 
-class KvRouterConnector(KVConnectorBase_V1):
+class KvRouterConnector(KVConnectorBase_V1, SupportsHMA):
     """The connector as vLLM creates it.
 
     Loads are always asynchronous: a request is computed once its blocks are loaded, or known to be
@@ -66,14 +68,16 @@ class KvRouterConnector(KVConnectorBase_V1):
         """Create one half. Raises ConfigError for invalid settings or an unsupported engine."""
         super().__init__(vllm_config, role, kv_cache_config)
         from worker_agent.connector.vllm_parts.engine import (
-            check_cache,
+            CacheKinds,
             engine_geometry,
+            groups_of,
             settings_of,
         )
 
         self.settings = settings_of(vllm_config)
-        check_cache(kv_cache_config, FullAttentionSpec)
-        self.facts = engine_geometry(vllm_config, kv_cache_config, self.settings)
+        kinds = CacheKinds((FullAttentionSpec, MLAAttentionSpec), (SlidingWindowSpec,))
+        groups = groups_of(kv_cache_config, kinds)
+        self.facts = engine_geometry(vllm_config, kv_cache_config, groups, self.settings)
         self.scheduler_side: SchedulerSide | None = None
         self.worker_side: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
@@ -112,9 +116,9 @@ class KvRouterConnector(KVConnectorBase_V1):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """See KVConnectorBase_V1."""
-        [block_ids] = blocks.get_block_ids()
+        tables = list(map(list, blocks.get_block_ids()))
         key, now_s = request.request_id, time.monotonic()
-        self._scheduler.allocated(key, list(block_ids), num_external_tokens, now_s)
+        self._scheduler.allocated(key, tables, num_external_tokens, now_s)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """See KVConnectorBase_V1."""
@@ -130,10 +134,10 @@ class KvRouterConnector(KVConnectorBase_V1):
             connector_output.finished_recving or (), connector_output.finished_sending or ()
         )
 
-    def request_finished(
-        self, request: Any, block_ids: list[int]
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """See KVConnectorBase_V1."""
+        """See SupportsHMA."""
         del block_ids
         return self._scheduler.finished(request.request_id, time.monotonic()), None
 
@@ -180,14 +184,16 @@ class KvRouterConnector(KVConnectorBase_V1):
         """End the step, and begin its stores."""
         self._worker.worker.end_step(time.monotonic())
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
-        """See KVConnectorBase_V1."""
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """See KVConnectorBase_V1. Of several groups, vLLM computes a failed load's prompt anew."""
         over = self._worker.finished(finished_req_ids, time.monotonic())
-        return _keys(over.stored), _keys(over.loaded)
+        failed = set() if len(self.facts.groups) == 1 else _keys(over.failed)
+        return KVConnectorTransferResults(_keys(over.stored), _keys(over.loaded), failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """See KVConnectorBase_V1."""
-        return self._worker.worker.take_load_errors()
+        """See KVConnectorBase_V1. Of several groups, vLLM accepts failed requests only."""
+        errors = self._worker.worker.take_load_errors()
+        return errors if len(self.facts.groups) == 1 else set()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata:
         """See KVConnectorBase_V1."""

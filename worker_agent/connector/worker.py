@@ -41,11 +41,13 @@ LINGER_S = 1.0
 class FinishedTransfers(Struct, frozen=True):
     """Requests with completed transfers.
 
-    `stored`: the engine may free their blocks. `loaded`: their loads are over.
+    `stored`: the engine may free their blocks. `loaded`: their loads are over. `failed`: those of
+    the latter of which a block was not loaded.
     """
 
     stored: set[RequestKey]
     loaded: set[RequestKey]
+    failed: set[RequestKey]
 
 
 class ConnectorWorker:
@@ -57,6 +59,7 @@ class ConnectorWorker:
 
     __slots__ = (
         "_completions",
+        "_failed",
         "_finished_s",
         "_is_decoding",
         "_load_errors",
@@ -78,6 +81,7 @@ class ConnectorWorker:
         self._under_way = InFlightTransfers()
         self._finished_s: dict[RequestKey, float] = {}
         self._loaded: set[RequestKey] = set()
+        self._failed: set[RequestKey] = set()
         self._load_errors: set[int] = set()
         self._completions: list[Completion] = []
         self._stored: list[RequestKey] = []
@@ -121,6 +125,7 @@ class ConnectorWorker:
         """Report a load as failed that the engine waits for although no plan contains it."""
         self._load_errors.update(blocks)
         self._loaded.add(key)
+        self._failed.add(key)
 
     def start_load(self, now_s: float) -> None:
         """Begin the transfers without a requirement."""
@@ -161,7 +166,9 @@ class ConnectorWorker:
         stored = {key for key in list(self._finished_s) if self._is_stored(key, now_s)}
         self._stored += stored
         loaded, self._loaded = self._loaded - stored, set()
-        return FinishedTransfers(stored, loaded)
+        failed = self._failed & loaded
+        self._failed -= failed | stored
+        return FinishedTransfers(stored, loaded, failed)
 
     def take_load_errors(self) -> set[int]:
         """Return the engine's blocks that loads failed to fill since the last call."""
@@ -269,6 +276,8 @@ class ConnectorWorker:
     def _note_loaded(self, operation: Operation, completion: Completion) -> None:
         self.counters.failed_loads += len(completion.errors)
         self._load_errors.update(operation.blocks[place] for place in completion.errors)
+        if completion.errors:
+            self._failed.add(operation.key)
         if not self._under_way.of(operation.key, TransferKind.LOAD):
             self._loaded.add(operation.key)
 

@@ -14,6 +14,8 @@ from worker_agent.offload.queue import OffloadQueue, StorePace, Waiting
 
 MAX_BATCHES = 2
 """Limit of batches in progress: one is read while the previous one is written."""
+MAX_URGENT_BATCHES = 8
+"""The same for blocks that cannot wait; beyond it, they are not stored."""
 
 
 class EdgeCounters(Struct):
@@ -39,7 +41,7 @@ class EdgeCounters(Struct):
 class OffloadLane:
     """The offload queue into a tier.
 
-    Invariant: at most `MAX_BATCHES` batches are in progress.
+    Invariant: at most `MAX_URGENT_BATCHES` batches are in progress.
     """
 
     __slots__ = ("_batch_blocks", "_policy", "batches", "counters", "pace", "queue")
@@ -83,6 +85,20 @@ class OffloadLane:
         missing = [each for each in taken if not has(each.name.identity)]
         return OffloadBatch(list(self._policy.admitted(missing, now_s)), there)
 
+    def urgent(
+        self, waiting: Sequence[Waiting], has: Callable[[bytes], bool], now_s: float
+    ) -> "OffloadBatch":
+        """Return, of blocks that cannot wait, those to be moved now, and those already there.
+
+        Their rate is not limited. While too many batches are in progress, blocks are dropped.
+        """
+        there = [each for each in waiting if has(each.name.identity)]
+        missing = [each for each in waiting if not has(each.name.identity)]
+        if missing and self.batches >= MAX_URGENT_BATCHES:
+            self.queue.dropped_blocks += len(missing)
+            return OffloadBatch([], there)
+        return OffloadBatch(list(self._policy.admitted(missing, now_s)), there)
+
     def wait_s(self) -> float | None:
         """Return the time until blocks are due, or None if that does not depend on time."""
         if not len(self.queue) or self.batches >= MAX_BATCHES:
@@ -92,7 +108,7 @@ class OffloadLane:
     def check_invariants(self) -> None:
         """Assert the invariant in the class's docstring. O(waiting blocks)."""
         self.queue.check_invariants()
-        assert 0 <= self.batches <= MAX_BATCHES
+        assert 0 <= self.batches <= MAX_URGENT_BATCHES
 
 
 class OffloadBatch(Struct, frozen=True):

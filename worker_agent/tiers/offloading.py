@@ -65,6 +65,17 @@ class Offloading:
         self._go_on(index, due.there)
         return due.missing
 
+    def urgent(self, names: Sequence[BlockName], now_s: float) -> list[Waiting]:
+        """Return those of these device blocks that are to be stored in the first tier now."""
+        if self._last < 0:
+            return []
+        waiting = [Waiting(name, 0, 0) for name in names]
+        batch = self._tiers.levels[0].way.urgent(
+            waiting, lambda identity: self._tiers.has(0, identity), now_s
+        )
+        self._go_on(0, batch.there)
+        return batch.missing
+
     def move(self, now_s: float) -> None:
         """Start the stores that are due between tiers."""
         for index in range(1, len(self._tiers.levels)):

@@ -189,6 +189,13 @@ class TierStack:
         """
         return self._descent.due(0, now_s)
 
+    def urgent(self, names: Sequence[BlockName], now_s: float) -> list[Waiting]:
+        """Return those of these device blocks to gather now and to pass to `store`.
+
+        They do not wait in the queue: the device may use their memory for other tokens soon.
+        """
+        return self._descent.urgent(names, now_s)
+
     def store(self, waiting: Sequence[Waiting], rows: Tensor) -> None:
         """Store rows in the first tier.
 

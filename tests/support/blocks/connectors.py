@@ -5,6 +5,7 @@ from router.sequence.hashing.tokens import TokenBlockSequence, request_families
 from worker_agent.blocks.eviction.simple import LruEviction
 from worker_agent.blocks.names import Naming
 from worker_agent.blocks.pool import BlockPool
+from worker_agent.connector.slots.block_groups import BlockGroup, BlockGroups
 from worker_agent.connector.slots.held_prefix import LowerTier
 from worker_agent.connector.slots.protocol import Completion
 from worker_agent.connector.slots.slot_manager import SlotManager
@@ -34,8 +35,20 @@ def lower_tiers(host_blocks=8, disk_blocks=8):
     ]
 
 
+def one_group(block_size=BLOCK_SIZE):
+    """The groups of a model with one kind of attention."""
+    return BlockGroups([BlockGroup(block_size)])
+
+
+def groups_of(layout):
+    """The groups of a hybrid model: (block size, window) of each."""
+    if len(layout) == 1:
+        return BlockGroups([BlockGroup(*layout[0])])
+    return BlockGroups([BlockGroup(*each, b"%d" % i) for i, each in enumerate(layout)])
+
+
 def manager_over(tiers=(), **options):
-    return SlotManager(BLOCK_SIZE, NAMING, tiers, **options)
+    return SlotManager(one_group(), NAMING, tiers, **options)
 
 
 def settle_all(slot, errors=None):
@@ -54,7 +67,7 @@ def in_state(manager, state, tokens=range(1, 11)):
     if state in {SlotState.ONBOARD_STAGED, SlotState.ONBOARDING}:
         slot.acquire_all_local_matches(0)
     if state is not SlotState.INITIALIZED:
-        slot.append_mutable_device_blocks([10, 11, 12])
+        slot.append_mutable_device_blocks([[10, 11, 12]])
     if state in _WAYS:
         _WAYS[state](slot)
     slot.take_pending_operations()

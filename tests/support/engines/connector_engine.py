@@ -1,11 +1,13 @@
 """An engine with memory of its own, as a connector sees one: it follows vLLM's contract, computes
 what its tokens determine, and looks at every byte it reads.
 
-A block's bytes follow from its name. Whatever is freed is scribbled over at once, so that a later
-read stores, or loads, what no name stands for.
+A block's bytes follow from its group and its prompt. Whatever is freed is scribbled over at once,
+so that a later read stores, or loads, what no name stands for. Windows free blocks as they pass.
 """
 
 from contextlib import contextmanager
+from hashlib import blake2b
+from itertools import chain
 from threading import Event, Semaphore
 
 import msgspec
@@ -13,7 +15,7 @@ import torch
 
 from router.protocol.values import Tier
 from router.sequence.hashing.tokens import TokenBlockSequence, request_families
-from support.blocks.connectors import BLOCK_SIZE, NAMING
+from support.blocks.connectors import BLOCK_SIZE, NAMING, one_group
 from support.blocks.seen_tier import seen_tier
 from worker_agent.blocks.eviction.lineage import LineageEviction
 from worker_agent.connector.slots.leader import ConnectorLeader
@@ -24,6 +26,7 @@ from worker_agent.connector.slots.protocol import (
     ScheduledStep,
     StepReport,
 )
+from worker_agent.connector.slots.slot_blocks import NO_BLOCK
 from worker_agent.connector.slots.slot_manager import SlotManager
 from worker_agent.connector.worker import register_kv_caches
 from worker_agent.layout.config import LayoutConfig
@@ -40,6 +43,8 @@ from worker_agent.transfer.stored_tier import StoredTier
 LAYERS = ("layer.0", "layer.1")
 CONFIG = LayoutConfig(24, 2, 2, BLOCK_SIZE, 8, dtype_width_bytes=1)
 GROUP = LayoutGroup("attention", LAYERS, CONFIG, LayoutKind.BLOCK_SECOND)
+BLOCKS = range(1, CONFIG.num_blocks)
+"""The first is the one that a request does not have."""
 SCRIBBLE = 0xEE
 
 
@@ -50,25 +55,46 @@ def stored_tier(num_blocks):
 
 
 class Request:
-    """`told`: how many of its tokens the leader knows; `external`: how many are being loaded."""
+    """`told`: how many of its tokens the leader knows; `external`: how many are being loaded.
 
-    def __init__(self, key, tokens):
+    `tables`: its blocks of each group; `new`: those of the present step.
+    """
+
+    def __init__(self, key, tokens, groups):
         self.key = key
+        self.groups = groups
         self.sequence = TokenBlockSequence(tokens, BLOCK_SIZE, request_families())
         self.state = "waiting"
         self.is_new = True
         self.is_resumed = False
         self.told = len(tokens)
-        self.blocks, self.new_blocks = [], []
+        self.tables, self.new = [[] for _ in groups.all], []
         self.computed = self.external = 0
 
     @property
-    def names(self):
-        return NAMING.named(self.sequence.blocks, NAMING.root(None, None))
+    def blocks(self):
+        return [block for block in chain.from_iterable(self.tables) if block != NO_BLOCK]
+
+    def content(self, group, place):
+        """What is computed for a block: (layer, outer, page × inner)."""
+        end = (place + 1) * self.groups.all[group].block_size
+        return computed_bytes(group, self.sequence.tokens_at(0, end))
+
+    def pass_windows(self):
+        """The blocks that windows have passed, which it has no more."""
+        passed = []
+        for index, group in self.groups.windows:
+            table = self.tables[index]
+            for place in range(min(group.first_needed(self.computed), len(table))):
+                if table[place] != NO_BLOCK:
+                    passed.append(table[place])
+                    table[place] = NO_BLOCK
+        return passed
 
     def restart(self):
         """It has nothing any more; the blocks that it had."""
-        blocks, self.blocks, self.new_blocks = self.blocks, [], []
+        blocks = self.blocks
+        self.tables, self.new = [[] for _ in self.tables], []
         self.state, self.computed = "waiting", 0
         self.is_resumed = not self.is_new
         return blocks
@@ -77,7 +103,8 @@ class Request:
 class Engine:
     """One step at a time. Blocks are free, or of one request, or of a finished one (`delayed`)."""
 
-    def __init__(self, host_blocks=12, disk_blocks=20, load_timeout_s=1e6, **stack):
+    def __init__(self, host_blocks=12, disk_blocks=20, load_timeout_s=1e6, groups=None, **stack):
+        self.groups = groups or one_group()
         stored = {Tier.HOST: stored_tier(host_blocks), Tier.DISK: stored_tier(disk_blocks)}
         self.tiers = {tier: each for tier, (each, _) in stored.items()}
         self.memories = {tier: memory for tier, (_, memory) in stored.items()}
@@ -85,13 +112,13 @@ class Engine:
         options = {"batch_blocks": 4, **stack}
         self.stack = TierStack(levels, StackSettings(CONFIG.block_bytes, **options))
         seen = [seen_tier(self.stack, tier, each.pool) for tier, each in self.tiers.items()]
-        self.slots = SlotManager(BLOCK_SIZE, NAMING, seen)
+        self.slots = SlotManager(self.groups, NAMING, seen)
         self.leader = ConnectorLeader(self.slots)
         shape = (CONFIG.outer_dim, CONFIG.num_blocks, CONFIG.region_bytes)
         self.caches = {name: torch.full(shape, SCRIBBLE, dtype=torch.uint8) for name in LAYERS}
         self.load_timeout_s = load_timeout_s
         self.begin_worker()
-        self.free = list(range(CONFIG.num_blocks))
+        self.free = list(BLOCKS)
         self.requests, self.delayed = {}, {}
         self.finished, self.preempted = [], []
         self.now_s = 0.0
@@ -104,7 +131,7 @@ class Engine:
     # ── What the world does ──────────────────────────────────────────────────────────────────────
 
     def add(self, key, tokens):
-        self.requests[key] = Request(key, list(tokens))
+        self.requests[key] = Request(key, list(tokens), self.groups)
 
     def finish(self, key):
         request = self.requests.pop(key)
@@ -183,26 +210,40 @@ class Engine:
             assert external < len(request.sequence)
         if request.state == "loading":
             return False
+        self.give_back(request.pass_windows())
         end = external or min(request.computed + chunk, len(request.sequence))
-        missing = -(-end // BLOCK_SIZE) - len(request.blocks)
-        if missing > len(self.free):
+        if not self._allocate(request, end, external):
             return False
-        request.new_blocks = [self.free.pop(0) for _ in range(missing)]
-        request.blocks += request.new_blocks
         if request.state != "running":
-            blocks = list(request.blocks)
-            self.leader.update_state_after_alloc(request.key, blocks, external, self.now_s)
+            tables = list(map(list, request.tables))
+            self.leader.update_state_after_alloc(request.key, tables, external, self.now_s)
         request.external = external
         request.state = "loading" if external else "running"
         return not external
 
+    def _allocate(self, request, end, external):
+        """Whether there was room; without blocks that windows pass before the first is read."""
+        new = []
+        for group, table in zip(self.groups.all, request.tables, strict=True):
+            passed = 0 if table else group.first_needed(external)
+            missing = -(-end // group.block_size) - len(table) - passed
+            new.append([NO_BLOCK] * passed + [None] * max(missing, 0))
+        if sum(block is None for block in chain.from_iterable(new)) > len(self.free):
+            return False
+        request.new = [
+            [self.free.pop(0) if block is None else block for block in blocks] for blocks in new
+        ]
+        for table, blocks in zip(request.tables, request.new, strict=True):
+            table += blocks
+        return True
+
     def _tell(self, request, new, cached):
-        blocks = list(request.blocks)
+        tables = list(map(list, request.tables))
         if request.is_new:
-            new.append(NewRequest(request.key, blocks, request.computed))
+            new.append(NewRequest(request.key, tables, request.computed))
         else:
             tokens = request.sequence.tokens_at(request.told, len(request.sequence))
-            given = blocks if request.is_resumed else request.new_blocks
+            given = tables if request.is_resumed else request.new if any(request.new) else []
             each = (request.key, tokens, given, request.computed, request.is_resumed)
             cached.append(CachedRequest(*each))
         request.told = len(request.sequence)
@@ -220,30 +261,37 @@ class Engine:
         self.worker.end_step(self.now_s)
         finished, self.finished = self.finished, []
         over = self.worker.get_finished(finished, self.now_s)
-        self._take_loaded(over.loaded, self.worker.take_load_errors())
+        self._take_loaded(over, self.worker.take_load_errors())
         self._report(over_the_wire(self.worker.take_report()))
         for key in over.stored:
             self.give_back(self.delayed.pop(key))
 
     def _compute(self, request, count):
         """Read all that was computed before, and write what gets full."""
-        names = request.names
-        first = request.computed // BLOCK_SIZE
-        for block, name in zip(request.blocks[:first], names, strict=False):
-            assert torch.equal(self._read(block), computed_bytes(name)), "wrong KV"
-        request.computed += count
+        before, after = request.computed, request.computed + count
+        for index, group in enumerate(self.groups.all):
+            table, size = request.tables[index], group.block_size
+            for place in range(group.first_needed(before), before // size):
+                right = request.content(index, place)
+                assert torch.equal(self._read(table[place]), right), "wrong KV"
+            for place in range(before // size, after // size):
+                self._write(table[place], request.content(index, place))
+        request.computed = after
         self.computed_tokens += count
-        for place in range(first, request.computed // BLOCK_SIZE):
-            self._write(request.blocks[place], computed_bytes(names[place]))
         if request.computed == len(request.sequence):
             request.sequence.append(len(request.sequence))
 
-    def _take_loaded(self, loaded, errors):
-        for key in loaded:
+    def _take_loaded(self, over, errors):
+        """As vLLM credits a load: up to the first bad block, or nothing of several groups."""
+        for key in over.loaded:
             request = self.requests[key]
             assert request.state == "loading"
             right = [block not in errors for block in request.blocks]
-            request.computed = min([*right, False].index(False) * BLOCK_SIZE, request.external)
+            assert all(right) == (key not in over.failed)
+            blocks = [*right, False].index(False) if self.groups.is_single else 0
+            request.computed = request.external
+            if key in over.failed:
+                request.computed = blocks * self.groups.unit
             self.loaded_tokens += request.computed
             request.state = "loaded"
             if not request.computed:
@@ -279,7 +327,7 @@ class Engine:
         """Every block is somewhere, once."""
         owned = [block for each in self.requests.values() for block in each.blocks]
         late = [block for blocks in self.delayed.values() for block in blocks]
-        assert sorted(self.free + owned + late) == list(range(CONFIG.num_blocks))
+        assert sorted(self.free + owned + late) == list(BLOCKS)
         for tier in self.tiers.values():
             tier.pool.check_invariants()
 
@@ -292,7 +340,7 @@ class Engine:
         self.step()
         self.quiesce()
         self.check()
-        assert (self.delayed, len(self.free)) == ({}, CONFIG.num_blocks)
+        assert (self.delayed, len(self.free)) == ({}, len(BLOCKS))
         assert (len(self.slots), self.worker.under_way, self.leader.quarantined_blocks) == (0, 0, 0)
         assert [tier.pool.used_blocks for tier in self.tiers.values()] == [0, 0]
 
@@ -300,10 +348,11 @@ class Engine:
         assert self.stack.close(60)
 
 
-def computed_bytes(name):
-    """What is computed for the block of this name: (layer, outer, page × inner)."""
+def computed_bytes(group, tokens):
+    """What is computed for the block of a group that ends with these tokens."""
+    digest = blake2b(repr((group, list(tokens))).encode(), digest_size=6).digest()
     generator = torch.Generator()
-    generator.manual_seed(int.from_bytes(name.identity[:6], "little"))
+    generator.manual_seed(int.from_bytes(digest, "little"))
     shape = (CONFIG.num_layers, CONFIG.outer_dim, CONFIG.region_bytes)
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
 

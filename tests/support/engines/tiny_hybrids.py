@@ -1,12 +1,20 @@
 """Hybrid models of three layers, with random weights that vLLM makes itself: nothing is downloaded.
 
-Each is served with `--load-format=dummy`. Their answers mean nothing; what they cache does.
+Each is served with `--load-format=dummy`. Their answers mean nothing; what they cache does. Those
+of `write_tiny_gemma` follow from all tokens that its layers attend to.
 """
 
 import json
 from pathlib import Path
 
-from support.engines.tiny_llama import MAX_TOKENS, VOCABULARY, write_tiny_tokenizer
+import numpy as np
+
+from support.engines.tiny_llama import (
+    MAX_TOKENS,
+    VOCABULARY,
+    write_safetensors,
+    write_tiny_tokenizer,
+)
 
 WINDOW_TOKENS = 64
 CHUNK_TOKENS = 128
@@ -57,3 +65,41 @@ def write_tiny_hybrid(directory: Path, kind: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(_COMMON | MODELS[kind]))
     write_tiny_tokenizer(directory)
+
+
+def write_tiny_gemma(directory: Path) -> None:
+    """Write a model with windows of which the answers show what it reads: it has weights."""
+    write_tiny_hybrid(directory, "window")
+    config = _COMMON | MODELS["window"] | {"tie_word_embeddings": False}
+    (directory / "config.json").write_text(json.dumps(config))
+    write_safetensors(directory / "model.safetensors", _gemma_weights(config))
+
+
+def _gemma_weights(config: dict) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    hidden, inner, head_size = (config[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+
+    def normal(std: float, *shape: int) -> np.ndarray:
+        return rng.normal(0, std, shape).astype(np.float32)
+
+    weights = {
+        "model.embed_tokens.weight": normal(0.1, VOCABULARY, hidden),
+        "model.norm.weight": np.zeros(hidden, np.float32),
+        "lm_head.weight": normal(0.3, VOCABULARY, hidden),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        of_layer = {
+            "self_attn.q_proj": normal(0.2, heads * head_size, hidden),
+            "self_attn.k_proj": normal(0.2, kv_heads * head_size, hidden),
+            "self_attn.v_proj": normal(0.15, kv_heads * head_size, hidden),
+            "self_attn.o_proj": normal(0.15, hidden, heads * head_size),
+            "mlp.gate_proj": normal(0.1, inner, hidden),
+            "mlp.up_proj": normal(0.1, inner, hidden),
+            "mlp.down_proj": normal(0.1, hidden, inner),
+        }
+        norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+        of_layer |= {f"{name}_layernorm": np.zeros(hidden, np.float32) for name in norms}
+        of_layer |= {f"self_attn.{x}_norm": np.full(head_size, 1.5, np.float32) for x in "qk"}
+        weights |= {f"model.layers.{layer}.{name}.weight": each for name, each in of_layer.items()}
+    return weights

@@ -31,7 +31,7 @@ def write_tiny_llama(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / "config.json", _config())
     write_tiny_tokenizer(directory)
-    _write_safetensors(directory / "model.safetensors", _weights())
+    write_safetensors(directory / "model.safetensors", _weights())
 
 
 def write_tiny_tokenizer(directory: Path) -> None:
@@ -86,7 +86,8 @@ def _weights() -> dict[str, np.ndarray]:
     return weights
 
 
-def _write_safetensors(path: Path, weights: dict[str, np.ndarray]) -> None:
+def write_safetensors(path: Path, weights: dict[str, np.ndarray]) -> None:
+    """Write weights as vLLM reads them."""
     header, offset = {}, 0
     for name, weight in weights.items():
         offsets = [offset, offset + weight.nbytes]

@@ -35,6 +35,29 @@ ENVIRONMENT = {
 }
 
 
+def run(name: str, model: Path, *arguments: Any) -> dict[str, Any]:
+    """Return what a run of `vllm_runs` answers."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    program = ROOT / "tests/support/vllm/vllm_runs.py"
+    command = [os.environ["VLLM_PYTHON"], str(program), name, str(model)]
+    done = subprocess.run(
+        [*command, *map(json.dumps, arguments)],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{name} ended:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def whole_blocks(passed: dict[str, Any]) -> bool:
+    """Return whether of each prompt all but its last, partial block was cached."""
+    return bool(passed["cached"] == [96, 384, 384, 800])
+
+
 class Completion(msgspec.Struct, frozen=True):
     """An answer, and how much of its prompt came from the cache."""
 

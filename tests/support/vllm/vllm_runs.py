@@ -31,14 +31,14 @@ def ask_all(engine):
     return {"tokens": [tokens for tokens, _ in asked], "cached": [count for _, count in asked]}
 
 
-def plain(model):
+def plain(model, num_blocks=80):
     """Without the connector: what is right."""
-    return ask_all(SteppedEngine(model, None))
+    return ask_all(SteppedEngine(model, None, num_blocks))
 
 
-def tiers(model, extra):
+def tiers(model, extra, num_blocks=80):
     """From every tier in turn: what is faster is emptied before."""
-    engine = SteppedEngine(model, extra)
+    engine = SteppedEngine(model, extra, num_blocks)
     passes = {"cold": ask_all(engine)}
     engine.evict()
     passes["held"] = engine.held()
@@ -53,9 +53,9 @@ def tiers(model, extra):
     return passes | {"loaded": loaded, "counts": engine.counts()}
 
 
-def again(model, extra):
+def again(model, extra, num_blocks=80):
     """Another engine, with what others, or a former life, left in the tiers."""
-    engine = SteppedEngine(model, extra)
+    engine = SteppedEngine(model, extra, num_blocks)
     answer = ask_all(engine)
     engine.check()
     return answer | {"late_looks": engine.leader_side.late_looks}
@@ -74,9 +74,32 @@ def renamed(model, extra):
     return {"at first": asked["cached"], "later": later["cached"]}
 
 
-def turmoil(model, extra, seed):
+def hybrid(model, extra, seed, num_requests):
+    """Prompts that repeat, continue, or leave each other, over an engine that evicts."""
+    engine, rng = SteppedEngine(model, extra, num_blocks=112, max_model_len=1088), Random(seed)
+    known, asked = [], []
+    for _ in range(num_requests):
+        kind = rng.choice(["new", "again", "turn", "sibling"]) if known else "new"
+        prompt, answer = rng.choice(known) if known else ([], [])
+        if kind == "new":
+            prompt = rng.choices(WORDS, k=rng.randrange(40, 900))
+        elif kind == "turn":
+            prompt = (prompt + answer + rng.choices(WORDS, k=rng.randrange(10, 90)))[-1000:]
+        elif kind == "sibling":
+            prompt = prompt[: rng.randrange(len(prompt))] + rng.choices(WORDS, k=60)
+        if rng.random() < 0.5:
+            engine.evict()
+        answer, cached = engine.ask(prompt, 12)
+        asked.append({"prompt": prompt, "cached": cached, "tokens": answer})
+        known.append((prompt, answer))
+    engine.check()
+    counts = {} if extra is None else engine.counts()
+    return {"asked": asked, "loaded": counts.get("matched_tokens", 0), "counts": counts}
+
+
+def turmoil(model, extra, seed, num_blocks=34):
     """Requests come, are given up and preempted at any time; in the end all blocks are back."""
-    engine, rng = SteppedEngine(model, extra, num_blocks=34, max_model_len=1024), Random(seed)
+    engine, rng = SteppedEngine(model, extra, num_blocks, max_model_len=1024), Random(seed)
     engine.poll()  # the tiers have started
     alive, right = {}, {}
     for _ in range(400):
@@ -115,9 +138,9 @@ def is_over(engine, key):
     )
 
 
-def failing(model, extra, first_bad):
+def failing(model, extra, first_bad, num_blocks=80):
     """Loads of every prompt fail from a block on, torn: where it was to be there is noise."""
-    engine = SteppedEngine(model, extra)
+    engine = SteppedEngine(model, extra, num_blocks)
     cold = ask_all(engine)
     engine.evict()
     host = engine.contents()
@@ -140,13 +163,13 @@ def torn_loads(first_bad):
 
     land = StackMover._land
 
-    def torn(mover, load):
+    def torn(mover, load, now_s):
         operation, loading = load.operation, load.loading
         scribble(mover._device, operation.blocks)
         lost = len(loading.outcomes) - first_bad
         loading.outcomes[first_bad:] = ["torn"] * lost
         loading.loaded = min(loading.loaded, first_bad)
-        land(mover, load)
+        land(mover, load, now_s)
 
     StackMover._land = torn
     try:
@@ -156,9 +179,11 @@ def torn_loads(first_bad):
 
 
 def scribble(device, blocks):
+    """Noise of finite numbers: kernels multiply what is masked by zero."""
     import torch
 
-    device.scatter(blocks, torch.randint(0, 255, (len(blocks), device.block_bytes)).byte())
+    noise = torch.randn(len(blocks), device.block_bytes // 2).to(torch.bfloat16)
+    device.scatter(blocks, noise.view(torch.uint8))
 
 
 def poison(model, extra, is_protected):
@@ -227,7 +252,9 @@ def blocks_of_running(engine):
     return [*engine.scheduler.kv_cache_manager.get_block_ids(keys[0])[0]] if keys else []
 
 
-RUNS = {each.__name__: each for each in (plain, tiers, again, renamed, turmoil, failing, poison)}
+RUNS = {
+    each.__name__: each for each in (plain, tiers, again, hybrid, renamed, turmoil, failing, poison)
+}
 
 if __name__ == "__main__":
     name, model, *arguments = sys.argv[1:]

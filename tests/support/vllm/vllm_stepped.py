@@ -39,8 +39,10 @@ class SteppedEngine:
         from vllm import LLM
 
         transfer = {} if extra is None else {"kv_transfer_config": transfer_config(extra)}
+        weights = "auto" if any(model.glob("*.safetensors")) else "dummy"
         self._llm = LLM(
             model=str(model),
+            load_format=weights,
             dtype="bfloat16",
             enforce_eager=True,
             max_model_len=max_model_len,

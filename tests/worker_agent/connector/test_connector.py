@@ -173,7 +173,7 @@ def test_request_may_be_given_up_twice_at_any_time(engine, steps):
 def test_unknown_requests_and_completions_are_counted(engine):
     leader, worker = engine.leader, engine.worker
     assert not leader.request_finished("nobody", 0.0)
-    leader.update_state_after_alloc("nobody", [1], 4, 0.0)
+    leader.update_state_after_alloc("nobody", [[1]], 4, 0.0)
     assert "nobody" in str(leader.refusal)
     engine.finished.append("nobody")
     engine.step()
@@ -305,8 +305,8 @@ def test_metadata_of_unknown_requests_is_refused_and_the_others_proceed(engine):
     engine.step(chunk=8)
     step = ScheduledStep(
         {"a": 8, "x": 4, "y": 4},
-        [NewRequest("x", [20], 0)],
-        [CachedRequest("y", [1], [21], 4), CachedRequest("a", [], [22, 23], 8)],
+        [NewRequest("x", [[20]], 0)],
+        [CachedRequest("y", [1], [[21]], 4), CachedRequest("a", [], [[22, 23]], 8)],
         preempted=["z"],
     )
     leader = engine.leader

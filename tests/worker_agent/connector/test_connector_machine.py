@@ -5,11 +5,22 @@ After every step the engine has looked at every byte that it read.
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from router.protocol.values import Tier
+from support.blocks.connectors import groups_of
 from support.chaos.fuzzing import examples
 from support.engines.connector_engine import Engine
+
+LAYOUTS = [
+    [(4, None)],
+    [(4, None), (4, 9)],
+    [(4, 6), (4, None), (4, 6)],
+    [(4, None), (8, 12)],
+    [(8, None), (4, 5), (4, 11)],
+    [(4, None), (4, None), (4, 3)],
+]
+"""Block size and window of each group."""
 
 PROMPTS = [range(9), range(12), [*range(9), 77, 78, 79, 80, 81], range(200, 221)]
 
@@ -19,8 +30,13 @@ class ConnectorMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.engine = Engine(host_blocks=6, disk_blocks=9)
+        self.engine = None
         self.keys = 0
+
+    @initialize(layout=st.sampled_from(LAYOUTS))
+    def begin(self, layout):
+        blocks = 6 * len(layout)
+        self.engine = Engine(blocks, blocks + 3, groups=groups_of(layout))
 
     @rule(prompt=st.sampled_from(PROMPTS))
     def add(self, prompt):
@@ -60,11 +76,13 @@ class ConnectorMachine(RuleBasedStateMachine):
 
     @invariant()
     def holds(self):
-        self.engine.check()
+        if self.engine is not None:
+            self.engine.check()
 
     def teardown(self):
-        self.engine.drain()
-        self.engine.close()
+        if self.engine is not None:
+            self.engine.drain()
+            self.engine.close()
 
 
 TestConnectorMachine = ConnectorMachine.TestCase

@@ -5,7 +5,6 @@ are useless.
 """
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Protocol
 
 from msgspec import Struct
@@ -63,12 +62,13 @@ class PinnedPrefix:
             self._runs.append(PinnedRun(source, blocks))
         return len(blocks)
 
-    def drop_last(self) -> None:
-        """Release the last block, which is in the slowest tier."""
-        run = self._runs[-1]
-        run.source.pool.release([run.blocks.pop()])
-        if not run.blocks:
-            self._runs.pop()
+    def drop_to(self, count: int) -> None:
+        """Release all blocks but the first `count`, from the last on."""
+        for _ in range(len(self) - count):
+            run = self._runs[-1]
+            run.source.pool.release([run.blocks.pop()])
+            if not run.blocks:
+                self._runs.pop()
 
     def release(self) -> None:
         """Release all blocks; calling it again has no effect."""
@@ -77,13 +77,13 @@ class PinnedPrefix:
             run.source.pool.release(run.blocks)
 
 
-def hold(tiers: Sequence[LowerTier], names: Sequence[BlockName], first: int) -> PinnedPrefix:
-    """Hold the blocks of `names[first:]` that the tiers have. O(blocks found).
+def hold(tiers: Sequence[LowerTier], names: Sequence[BlockName]) -> PinnedPrefix:
+    """Hold the leading blocks of `names` that the tiers have. O(blocks).
 
     If a tier raises KvRouterError, all blocks are released and the error is raised.
     """
     held = PinnedPrefix()
-    identities = [name.identity for name in islice(names, first, None)]
+    identities = [name.identity for name in names]
     try:
         for source in tiers:
             found = held.add(source, identities)

@@ -26,6 +26,7 @@ from worker_agent.connector.slots.protocol import (
 )
 from worker_agent.connector.slots.rank_reports import LeaderCounters
 from worker_agent.connector.slots.slot import Slot
+from worker_agent.connector.slots.slot_blocks import BlockTables
 from worker_agent.connector.slots.slot_manager import SlotManager
 from worker_agent.connector.slots.slot_table import SlotState
 
@@ -145,16 +146,16 @@ class ConnectorLeader:
             return Matched(tokens, is_async=True) if tokens else _NOTHING
 
     def update_state_after_alloc(
-        self, key: RequestKey, blocks: Sequence[int], num_external_tokens: int, now_s: float
+        self, key: RequestKey, blocks: BlockTables, num_external_tokens: int, now_s: float
     ) -> None:
         """Record the engine's blocks of a request, and load `num_external_tokens` tokens.
 
-        `blocks`: all blocks that the request has.
+        `blocks`: all blocks that the request has, of each KV cache group.
         """
         with self._slots.lock:
             try:
                 slot = self._slots.get_slot(key)
-                _extend(slot, blocks)
+                slot.extend_device_blocks(blocks)
                 if num_external_tokens:
                     self._onboard(slot, num_external_tokens, now_s)
             except SlotError as error:
@@ -237,7 +238,7 @@ class ConnectorLeader:
         The engine calls this for requests that hold no blocks. A slot that counts as computing was
         therefore preempted, or its loads failed. A load that failed is not tried again.
         """
-        if num_computed % self._slots.block_size:
+        if num_computed % self._slots.groups.alignment:
             return None
         if not self._slots.has_slot(request.key):
             return self._slots.create_slot(
@@ -274,7 +275,7 @@ class ConnectorLeader:
     def _begin(self, request: NewRequest, step: ScheduledStep) -> Slot | None:
         try:
             slot = self._slots.get_slot(request.key)
-            _extend(slot, request.blocks)
+            slot.extend_device_blocks(request.blocks)
             self._compute(slot, request.num_computed_tokens, (), step)
         except SlotError as error:
             self._refuse(error)
@@ -287,6 +288,7 @@ class ConnectorLeader:
             if request.is_resumed:
                 self._resume(slot, request.blocks)
             elif request.blocks:
+                slot.forget_passed(request.num_computed_tokens)
                 slot.append_mutable_device_blocks(request.blocks)
             self._compute(slot, request.num_computed_tokens, request.tokens, step)
         except SlotError as error:
@@ -294,10 +296,10 @@ class ConnectorLeader:
             return None
         return slot
 
-    def _resume(self, slot: Slot, blocks: Sequence[int]) -> None:
+    def _resume(self, slot: Slot, blocks: BlockTables) -> None:
         if slot.state in _COMPUTING:
             self._worker.void(slot.preempt(self.iteration))
-        _extend(slot, blocks)
+        slot.extend_device_blocks(blocks)
 
     def _compute(
         self, slot: Slot, num_computed: int, tokens: Sequence[int], step: ScheduledStep
@@ -336,14 +338,3 @@ class ConnectorLeader:
     def _refuse(self, error: SlotError) -> None:
         self.counters.refused += 1
         self.refusal = error
-
-
-def _extend(slot: Slot, blocks: Sequence[int]) -> None:
-    """Extend a slot's blocks to all of `blocks`, the first of which it has. Raises SlotError."""
-    if blocks == slot.device_blocks:
-        return
-    known = len(slot.device_blocks)
-    if list(blocks[:known]) != slot.device_blocks:
-        allowed = f"those it has ({known}), and new ones"
-        raise SlotOperationError(slot.key, "blocks", f"{list(blocks[:known])}", allowed)
-    slot.append_mutable_device_blocks(blocks[known:])

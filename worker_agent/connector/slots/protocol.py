@@ -66,6 +66,10 @@ class Operation(Struct, frozen=True):
     names: tuple[BlockName, ...]
     blocks: tuple[int, ...]
     requirement: IterationComplete | LayerComplete | LayerNameComplete | None = None
+    is_whole: bool = False
+    """For a load: True if its blocks are useful only together, those of several groups."""
+    is_urgent: bool = False
+    """For a store: True if the engine may use the blocks for other tokens in the next step."""
 
 
 class Completion(Struct, frozen=True):
@@ -134,19 +138,19 @@ class Matched(Struct, frozen=True):
 
 
 class NewRequest(Struct, frozen=True):
-    """A request computed for the first time. `blocks`: all that it has."""
+    """A request computed for the first time. `blocks`: all that it has, of each group."""
 
     key: RequestKey
-    blocks: list[int]
+    blocks: list[list[int]]
     num_computed_tokens: int
 
 
 class CachedRequest(Struct, frozen=True):
-    """A request computed before. `blocks` and `tokens`: the new ones."""
+    """A request computed before. `blocks` and `tokens`: the new ones; no group's: no block."""
 
     key: RequestKey
     tokens: list[int]
-    blocks: list[int]
+    blocks: list[list[int]]
     num_computed_tokens: int
     is_resumed: bool = False
     """True if the request was preempted; `blocks` are then all that it has now."""

@@ -12,7 +12,7 @@ from router.sequence.hashing.tokens import TokenBlockSequence
 from worker_agent.blocks.names import BlockName
 from worker_agent.connector.slots.errors import RequestKey, SlotOperationError, SlotStateError
 from worker_agent.connector.slots.protocol import Completion, Operation
-from worker_agent.connector.slots.slot_blocks import SlotBlocks
+from worker_agent.connector.slots.slot_blocks import BlockTables, SlotBlocks
 from worker_agent.connector.slots.slot_table import (
     TRANSITIONS,
     Act,
@@ -61,7 +61,7 @@ class Slot:
         self.deadline_s: float | None = None
         """Time at which pending transfers count as lost; None if none is waited for."""
         self._facts = facts
-        self._blocks = SlotBlocks(key, sequence, facts.naming, root)
+        self._blocks = SlotBlocks(key, sequence, facts.groups, facts.naming, root)
         self._transfers = SlotTransfers(self._blocks, facts)
 
     # ── Looking ──────────────────────────────────────────────────────────────────────────────────
@@ -71,27 +71,28 @@ class Slot:
         """Its tokens; read-only."""
         return self._blocks.sequence
 
-    def names(self, end: int) -> Sequence[BlockName]:
-        """Return the names of at least the first `end` full blocks. O(blocks not named before).
+    def names_behind(self, num_computed: int, known_tokens: int) -> list[BlockName]:
+        """Return the blocks that could serve to resume its prompt behind `known_tokens`.
 
-        The result is read-only.
+        Those that the engine has, the first `num_computed` tokens of which it computed, are left
+        out. O(tokens)
         """
-        return self._blocks.names(end)
+        return self._transfers.names_behind(num_computed, known_tokens)
 
     @property
-    def device_blocks(self) -> Sequence[int]:
-        """The engine's blocks of the request, in order; read-only."""
+    def device_blocks(self) -> BlockTables:
+        """The engine's blocks of the request, in order for each group; read-only."""
         return self._blocks.device_blocks
 
     @property
     def staged_tokens(self) -> int:
         """Number of its tokens held in lower tiers, staged or being loaded."""
-        return self._transfers.held_blocks * self._facts.block_size
+        return self._transfers.held_tokens
 
     @property
     def staged_after_tokens(self) -> int:
         """Number of the engine's tokens before the staged ones."""
-        return self._transfers.staged_after_blocks * self._facts.block_size
+        return self._transfers.staged_after_tokens
 
     @property
     def failed_blocks(self) -> Sequence[int]:
@@ -160,7 +161,7 @@ class Slot:
         self._pass(self._cell(Act.PREEMPT), iteration)
         self._transfers.release()
         self._transfers.forget_stored(0)
-        self._blocks.device_blocks.clear()
+        self._blocks.clear_device()
         self.computed_tokens = 0
         return self._transfers.ledger.void()
 
@@ -173,11 +174,11 @@ class Slot:
         """
         if not self._cell(Act.ACQUIRE).guard:
             return
-        first, odd = divmod(num_computed_tokens, self._facts.block_size)
-        if odd or not 0 <= num_computed_tokens <= len(self.sequence):
-            allowed = f"whole blocks of {self._facts.block_size} in {len(self.sequence)} tokens"
+        alignment, length = self._facts.groups.alignment, len(self.sequence)
+        if num_computed_tokens % alignment or not 0 <= num_computed_tokens <= length:
+            allowed = f"whole blocks of {alignment} in {length} tokens"
             raise self._refusal("num_computed_tokens", f"{num_computed_tokens}", allowed)
-        if self._transfers.stage(first):
+        if self._transfers.stage(num_computed_tokens):
             self.state = SlotState.ONBOARD_STAGED
 
     def mark_as_onboarding(self, iteration: int, now_s: float) -> None:
@@ -224,10 +225,25 @@ class Slot:
             raise self._refusal("num_tokens", f"{num_tokens}", f"0 to {left}")
         self.computed_tokens += num_tokens
 
-    def append_mutable_device_blocks(self, blocks: Sequence[int]) -> None:
-        """Append the engine's new blocks. Raises SlotStateError, SlotOperationError."""
+    def append_mutable_device_blocks(self, tables: BlockTables) -> None:
+        """Append the engine's new blocks of each group. Raises SlotStateError, SlotOperationError.
+
+        `forget_passed` comes first if the request has computed tokens since the last call.
+        """
         self._cell(Act.APPEND)
-        self._blocks.append_device(blocks)
+        self._blocks.append_device(tables)
+
+    def extend_device_blocks(self, tables: BlockTables) -> None:
+        """Take on the engine's blocks of each group, all that the request has.
+
+        Raises SlotStateError, SlotOperationError.
+        """
+        self._cell(Act.APPEND)
+        self._blocks.extend_device(tables)
+
+    def forget_passed(self, num_computed: int) -> None:
+        """Forget the engine's blocks that no window behind `num_computed` tokens needs."""
+        self._blocks.forget_passed(num_computed)
 
     def schedule(
         self, iteration: int, num_computed: int, num_scheduled: int, tokens: Sequence[int] = ()
@@ -239,20 +255,19 @@ class Slot:
         stored again. Raises SlotStateError, and SlotOperationError for tokens without a device
         block.
         """
-        end, block_size = num_computed + num_scheduled, self._facts.block_size
+        end, room = num_computed + num_scheduled, self._blocks.room_tokens
         cell = self._cell(self._act(num_computed), num_computed)
-        room = len(self._blocks.device_blocks) * block_size
         if not 0 <= num_computed <= end <= room:
             raise self._refusal("num_scheduled", f"{num_computed} to {end}", f"0 to {room}")
         if tokens:
             self._blocks.append_tokens(tokens)
         if self.state in _NOT_COMPUTING:
-            self._transfers.skip_stored(num_computed // block_size)
+            self._transfers.skip_stored(num_computed)
         self._pass(cell, iteration)
         if num_computed < self.computed_tokens:
-            self._transfers.forget_stored(num_computed // block_size)
+            self._transfers.forget_stored(num_computed)
         self.computed_tokens = min(end, len(self._blocks.sequence))
-        self._transfers.store(self.computed_tokens // block_size, iteration)
+        self._transfers.store(num_computed, self.computed_tokens, iteration)
 
     def take_pending_operations(self) -> list[Operation]:
         """Return the pending operations for the worker, each once."""
@@ -299,7 +314,7 @@ class Slot:
         if to is SlotState.PREFILLING:
             self._transfers.release()
             if self.state is SlotState.ONBOARDING:
-                self.computed_tokens = self._transfers.right_blocks * self._facts.block_size
+                self.computed_tokens = self._transfers.right_tokens
 
     def _note_settled(self) -> None:
         ledger = self._transfers.ledger

@@ -13,6 +13,7 @@ from router.errors import InvalidFieldError
 from router.sequence.hashing.tokens import TokenBlockSequence, request_families
 from router.sequence.hashing.tokens import salt_hash as salt_hash_of
 from worker_agent.blocks.names import Naming
+from worker_agent.connector.slots.block_groups import BlockGroups
 from worker_agent.connector.slots.errors import (
     RequestKey,
     SlotNotFoundError,
@@ -84,7 +85,7 @@ class SlotManager:
 
     def __init__(
         self,
-        block_size: int,
+        groups: BlockGroups,
         naming: Naming,
         tiers: Sequence[LowerTier] = (),
         deadline_s: float = DEADLINE_S,
@@ -94,11 +95,9 @@ class SlotManager:
 
         `lock`: a reentrant lock.
         """
-        if block_size < 1:
-            raise InvalidFieldError("block_size", f"{block_size}", "at least 1 token")
         if not deadline_s > 0:
             raise InvalidFieldError("deadline_s", f"{deadline_s}", "above 0")
-        self._facts = SlotFacts(block_size, tuple(tiers), naming, count(1), deadline_s)
+        self._facts = SlotFacts(groups, tuple(tiers), naming, count(1), deadline_s)
         self._slots: dict[RequestKey, Slot] = {}
         self.quarantine = Quarantine()
         self.lock = lock
@@ -107,9 +106,9 @@ class SlotManager:
         return len(self._slots)
 
     @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self._facts.block_size
+    def groups(self) -> BlockGroups:
+        """The engine's KV cache groups."""
+        return self._facts.groups
 
     def rename(self, naming: Naming) -> None:
         """Use this naming for the blocks of slots created from now on."""
@@ -149,7 +148,7 @@ class SlotManager:
             raise SlotOperationError(key, "salt_hash", f"{salt_hash}", allowed)
         families = request_families(lora_name, cache_salt)
         try:
-            sequence = TokenBlockSequence(tokens, self._facts.block_size, families)
+            sequence = TokenBlockSequence(tokens, self._facts.groups.unit, families)
         except InvalidFieldError as error:
             raise SlotOperationError(key, "tokens", error.reason, error.allowed) from error
         root = self._facts.naming.root(lora_name, cache_salt)

@@ -46,11 +46,14 @@ class TierInventory:
         return (Held(tier, part) for tier, hashes, heads in tiers for part in parts(hashes, heads))
 
     def _applied(self, tier: Tier, kind: type, changes: Sequence[Change]) -> TierEvent | None:
-        names = [each.name for each in changes if not isinstance(each, CacheCleared)]
+        named = [each.name for each in changes if not isinstance(each, CacheCleared)]
+        names = [name for name in named if name.is_published]
         if kind is CacheCleared:
             self._held.clear(tier)
             self._more = Counter({key: n for key, n in self._more.items() if key[0] != tier})
             return TierEvent(CLEARED, tier, _NO_PATHS)
+        if not names:
+            return None
         if kind is BlockStored:
             return TierEvent(STORED, tier, self._stored(tier, names))
         gone = [name.sequence_hash for name in names if self._is_last(tier, name.sequence_hash)]

@@ -4,30 +4,45 @@ This module names only the attributes that it reads of vLLM's objects, and impor
 """
 
 import platform
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.errors import ConfigError, InvalidFieldError
+from worker_agent.connector.slots.block_groups import BlockGroup, BlockGroups
 from worker_agent.connector.vllm_parts.settings import ConnectorSettings, connector_settings
 from worker_agent.manager.config import BlockManagerConfig, CacheModel
 from worker_agent.manager.settings import seal_secret, with_lower_tiers
 
 
+class CacheKinds(Struct, frozen=True):
+    """vLLM's specs of the kinds of attention whose blocks the connector can restore."""
+
+    full: Collection[type]
+    windows: Collection[type]
+
+
 class EngineGeometry(Struct, frozen=True, kw_only=True):
-    """An engine with one kind of block, as known to each of its processes."""
+    """An engine's blocks, as known to each of its processes."""
 
     model: str
     """Name of all that determines a block's bytes except its tokens; equal for all workers."""
-    block_size: int
-    """Tokens per block."""
+    groups: tuple[BlockGroup, ...]
+    """Its KV cache groups, of which the blocks are equal in bytes."""
     num_blocks: int
-    """Number of blocks in the engine's memory."""
+    """Number of blocks in the engine's memory, of all groups together."""
     rank: int = 0
     """Rank of the worker among `num_ranks`, each of which has a part of every block."""
     num_ranks: int = 1
     dp_rank: int = 0
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block of full attention."""
+        return BlockGroups(self.groups).full[0][1].block_size
 
 
 def tiers_of(
@@ -84,28 +99,64 @@ def check_engine(config: Any) -> None:
             raise ConfigError(field, f"{size}: a block is then spread over ranks", "1")
 
 
-def check_cache(cache: Any, full_attention: type) -> None:
-    """Raise ConfigError for several KV cache groups, or a kind of which blocks are freed singly."""
-    groups = cache.kv_cache_groups
-    if len(groups) != 1:
-        allowed = "1; for most models --disable-hybrid-kv-cache-manager sets this"
-        raise ConfigError("kv_cache_groups", f"{len(groups)}", allowed)
-    spec = groups[0].kv_cache_spec
-    if not isinstance(spec, full_attention):
-        raise ConfigError("kv_cache_spec", type(spec).__name__, full_attention.__name__)
+def groups_of(cache: Any, kinds: CacheKinds) -> tuple[BlockGroup, ...]:
+    """Return the groups of a `KVCacheConfig`. Raises ConfigError for one that cannot be restored.
+
+    Full attention keeps a request's blocks until its end. A window's blocks are those before it,
+    which the scheduler half can compute. Of other kinds the blocks to restore are not known to it.
+    """
+    groups = [_group(f"kv_cache_groups[{i}]", each, kinds)
+              for i, each in enumerate(cache.kv_cache_groups)]  # fmt: skip
+    if all(group.window for group in groups):
+        raise ConfigError("kv_cache_groups", "none of full attention", _WITHOUT_WINDOWS)
+    if len(groups) == 1:
+        return (replace(groups[0], tag=b""),)
+    return tuple(groups)
 
 
-def engine_geometry(config: Any, cache: Any, settings: ConnectorSettings) -> EngineGeometry:
-    """Return the engine facts for either half."""
+_WITHOUT_WINDOWS = "full attention; --disable-hybrid-kv-cache-manager makes windows full attention"
+_ELSE = "full attention and sliding windows; for other models, no connector"
+_ALLOWED = {
+    "ChunkedLocalAttentionSpec": _WITHOUT_WINDOWS.replace("windows", "chunks"),
+    "SlidingWindowMLASpec": _WITHOUT_WINDOWS,
+}
+"""The setting that helps with each kind of attention that is refused, where one does."""
+
+
+def _group(field: str, group: Any, kinds: CacheKinds) -> BlockGroup:
+    spec = group.kv_cache_spec
+    kind = type(spec).__name__
+    if type(spec) not in {*kinds.full, *kinds.windows}:
+        raise ConfigError(field, f"{kind}, which is not restored", _ALLOWED.get(kind, _ELSE))
+    if group.is_eagle_group:
+        raise ConfigError(field, f"{kind} of draft layers", "no speculative decoding")
+    if group.host_resident or not group.enable_kv_transfer or not spec.prefix_cacheable:
+        raise ConfigError(field, f"{kind} that vLLM does not cache by prefix", _ELSE)
+    window = spec.sliding_window if type(spec) in kinds.windows else None
+    if window is not None and spec.extra_retained_tokens:
+        raise ConfigError(field, f"{kind} with tokens of a draft", "no speculative decoding")
+    about = (kind, window, spec.block_size, *group.layer_names)
+    return BlockGroup(spec.block_size, window, "\n".join(map(str, about)).encode())
+
+
+def engine_geometry(
+    config: Any, cache: Any, groups: tuple[BlockGroup, ...], settings: ConnectorSettings
+) -> EngineGeometry:
+    """Return the engine facts for either half. Raises ConfigError for `tier_events`."""
     parallel = config.parallel_config
-    return EngineGeometry(
+    geometry = EngineGeometry(
         model=_model(config, settings),
-        block_size=cache.kv_cache_groups[0].kv_cache_spec.block_size,
+        groups=groups,
         num_blocks=cache.num_blocks,
         rank=parallel.rank,
         num_ranks=parallel.world_size,
         dp_rank=parallel.data_parallel_rank,
     )
+    unit = BlockGroups(groups).unit
+    if settings.tier_events and geometry.block_size != unit:
+        reason = f"full attention has blocks of {geometry.block_size} tokens, a window of {unit}"
+        raise ConfigError("tier_events", reason, "none, with these blocks")
+    return geometry
 
 
 def _model(config: Any, settings: ConnectorSettings) -> str:

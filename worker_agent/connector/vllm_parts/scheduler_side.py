@@ -19,10 +19,12 @@ from typing import Any
 from router.protocol.values import Tier
 from worker_agent.blocks.changes import MergedTiers
 from worker_agent.blocks.names import Naming
+from worker_agent.connector.slots.block_groups import BlockGroups
 from worker_agent.connector.slots.held_prefix import LowerTier
 from worker_agent.connector.slots.leader import ConnectorLeader
 from worker_agent.connector.slots.protocol import Matched
 from worker_agent.connector.slots.rank_reports import RankReports
+from worker_agent.connector.slots.slot_blocks import NO_BLOCK, BlockTables
 from worker_agent.connector.slots.slot_manager import SlotManager
 from worker_agent.connector.slots.slot_table import SlotState
 from worker_agent.connector.vllm_parts.counters import ReportedCounts, Values, of_scheduler
@@ -103,7 +105,6 @@ class SchedulerSide:
 
     __slots__ = (
         "_awaited",
-        "_block_size",
         "_busy_ranks",
         "_first_s",
         "_forgets",
@@ -126,9 +127,9 @@ class SchedulerSide:
         self._secret = cache_secret(settings.tiers, settings.worker.id, settings.block_keys.read())
         self._model = facts.model
         self.inventory = Inventory(facts.num_ranks)
-        self.slots = SlotManager(facts.block_size, self._naming(), self.inventory.sources())
+        groups = BlockGroups(facts.groups)
+        self.slots = SlotManager(groups, self._naming(), self.inventory.sources())
         self.leader = ConnectorLeader(self.slots)
-        self._block_size = facts.block_size
         self._reports = RankReports(facts.num_ranks)
         self._looks = RemoteLookups(facts.num_ranks) if settings.tiers.remote_cache_url else None
         self._prompts: dict[str, VllmRequest] = {}
@@ -164,14 +165,14 @@ class SchedulerSide:
             return None
         is_known = self.slots.has_slot(key)
         found = self.leader.get_num_new_matched_tokens(prompt.for_leader(is_known), num_computed)
-        if self._is_looked_for(key, num_computed + found.tokens, now_s):
+        if self._is_looked_for(key, num_computed, num_computed + found.tokens, now_s):
             return None
         return found
 
     def allocated(
-        self, key: str, blocks: Sequence[int], num_external_tokens: int, now_s: float
+        self, key: str, blocks: BlockTables, num_external_tokens: int, now_s: float
     ) -> None:
-        """Record a request's blocks, all that it has, of which vLLM expects some to be loaded.
+        """Record a request's blocks, all of each group, of which vLLM expects some to be loaded.
 
         `num_external_tokens`: number of tokens that vLLM expects to be loaded.
         """
@@ -181,7 +182,8 @@ class SchedulerSide:
             self.leader.update_state_after_alloc(key, blocks, num_external_tokens, now_s)
         if num_external_tokens and (prompt is None or refused < self.leader.counters.refused):
             computed = 0 if prompt is None else prompt.num_computed_tokens
-            self._given_up.append(GivenUp(key, tuple(blocks[computed // self._block_size :])))
+            self._given_up.append(GivenUp(key, self._behind(blocks, computed)))
+            self._prompts.pop(key, None)  # It would be matched again without end.
 
     def finished(self, key: str, now_s: float) -> bool:
         """Finish a request; return True if its blocks are freed only after workers report it."""
@@ -263,10 +265,20 @@ class SchedulerSide:
             self._first_s = now_s
         return now_s < self._first_s + START_S
 
+    def _behind(self, blocks: BlockTables, num_computed: int) -> tuple[int, ...]:
+        """Return a request's blocks behind those that the engine has computed."""
+        groups = self.slots.groups.all
+        return tuple(
+            block
+            for group, table in zip(groups, blocks, strict=True)
+            for block in table[num_computed // group.block_size :]
+            if block != NO_BLOCK
+        )
+
     def _naming(self, weights: str = "") -> Naming:
         return Naming(self._secret, f"{self._model}/{weights}" if weights else self._model)
 
-    def _is_looked_for(self, key: str, known_tokens: int, now_s: float) -> bool:
+    def _is_looked_for(self, key: str, num_computed: int, known_tokens: int, now_s: float) -> bool:
         """Return whether workers are still looking up blocks of the prompt that are not known here.
 
         If so, the staged blocks are released, to be staged again together with those found.
@@ -274,8 +286,7 @@ class SchedulerSide:
         if self._looks is None or not self.slots.has_slot(key):
             return False
         slot = self.slots.get_slot(key)
-        end = (len(slot.sequence) - 1) // self._block_size
-        names = slot.names(end)[known_tokens // self._block_size : end]
+        names = slot.names_behind(num_computed, known_tokens)
         if slot.failed_blocks or not names or not self._looks.look_up(key, names, now_s):
             return False
         if slot.state is SlotState.ONBOARD_STAGED:

@@ -81,7 +81,7 @@ def scheduled_step(output: Any, prompts: Mapping[str, VllmRequest]) -> Scheduled
         if prompt.is_started:  # vLLM's second model runner lists resumed requests as new.
             cached.append(_resumed(each, prompt))
         else:
-            blocks = list(each.block_ids[0])
+            blocks = list(map(list, each.block_ids))
             new.append(NewRequest(each.req_id, blocks, each.num_computed_tokens))
         prompt.is_started = True
     scheduled = output.num_scheduled_tokens.items()
@@ -94,7 +94,7 @@ def scheduled_step(output: Any, prompts: Mapping[str, VllmRequest]) -> Scheduled
 
 
 def _resumed(new: _New, prompt: VllmRequest) -> CachedRequest:
-    blocks = list(new.block_ids[0])
+    blocks = list(map(list, new.block_ids))
     computed = new.num_computed_tokens
     return CachedRequest(new.req_id, prompt.new_tokens(), blocks, computed, is_resumed=True)
 
@@ -106,7 +106,7 @@ def _cached(data: Any, prompts: Mapping[str, VllmRequest]) -> list[CachedRequest
         prompt = prompts.get(key)
         if prompt is None:
             continue
-        blocks = list(block_ids[0]) if block_ids else []
+        blocks = list(map(list, block_ids)) if block_ids else []
         is_resumed = key in data.resumed_req_ids
         tokens = prompt.new_tokens()
         requests.append(CachedRequest(key, tokens, blocks, computed, is_resumed=is_resumed))

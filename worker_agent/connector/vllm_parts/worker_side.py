@@ -10,6 +10,7 @@ All calls are made on the worker's thread; time is an argument.
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -27,6 +28,43 @@ from worker_agent.layout.groups import LayoutGroup
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.manager.manager import KvBlockManager
 from worker_agent.transfer.block_tier import BlockTier
+
+
+def distinct(tensors: Mapping[str, Tensor], num_blocks: int) -> dict[str, Tensor]:
+    """Return the tensors without those over the same memory as an earlier one, by address.
+
+    Layers of several KV cache groups share memory, of which a block belongs to one group at a time.
+    Kernels may use smaller blocks than the engine: the first dimension is then a multiple. Raises
+    LayoutError for tensors that share a part of their memory.
+    """
+    found: dict[int, tuple[str, Tensor]] = {}
+    whole = {layer: _in_whole_blocks(each, num_blocks) for layer, each in tensors.items()}
+    for layer, tensor in whole.items():
+        first, same = found.setdefault(tensor.data_ptr(), (layer, tensor))
+        if _place(same) != _place(tensor):
+            raise _shares_a_part(layer, first)
+    ordered = [found[address] for address in sorted(found)]
+    for (first, before), (layer, tensor) in pairwise(ordered):
+        if before.data_ptr() + before.nbytes > tensor.data_ptr():
+            raise _shares_a_part(layer, first)
+    return whole if len(found) == len(tensors) else dict(ordered)
+
+
+def _in_whole_blocks(tensor: Tensor, num_blocks: int) -> Tensor:
+    parts, odd = divmod(tensor.shape[0], num_blocks)
+    is_split = parts > 1 and not odd and tensor.is_contiguous()
+    return tensor.view(num_blocks, -1) if is_split else tensor
+
+
+def _shares_a_part(layer: str, other: str) -> LayoutError:
+    reason, rule = f"it shares a part of the memory of {other}", "tensors_share_all_or_nothing"
+    return LayoutError(layer, reason, "all of it, or none", rule=rule)
+
+
+def _place(tensor: Tensor) -> tuple[int, int, int]:
+    """Return the size of a tensor's memory, that of a block in it, and the distance of blocks."""
+    width = tensor.element_size()
+    return tensor.nbytes, tensor.nbytes // tensor.shape[0], tensor.stride(0) * width
 
 
 def layout_groups(
@@ -100,6 +138,7 @@ class WorkerSide:
         Raises LayoutError for a tensor of unknown layout, and ConfigError or StorageError if the
         tiers cannot be opened.
         """
+        tensors = distinct(tensors, facts.num_blocks)
         groups = layout_groups(tensors, facts.num_blocks, facts.block_size)
         block_bytes = sum(group.config.block_bytes for group in groups)
         self._rank = facts.rank

@@ -7,11 +7,13 @@ from router.protocol.values import Tier
 from router.sequence.hashing.tokens import salt_hash
 from support.blocks.connectors import (
     NAMING,
+    groups_of,
     in_state,
     keep,
     lower_tiers,
     manager_over,
     names_of,
+    one_group,
     settle_all,
 )
 from worker_agent.blocks.eviction.simple import LruEviction
@@ -46,7 +48,7 @@ def onboarding(tiers, tokens=PROMPT, computed=0):
     manager = manager_over(tiers)
     slot = manager.create_slot("r", tokens)
     slot.acquire_all_local_matches(computed)
-    slot.append_mutable_device_blocks([7, 8, 9, 10, 11])
+    slot.append_mutable_device_blocks([[7, 8, 9, 10, 11]])
     slot.mark_as_onboarding(3, 100.0)
     return manager, slot
 
@@ -75,7 +77,7 @@ def test_matching_starts_after_the_engines_own_blocks(tiers):
     slot = manager.create_slot(1, PROMPT)
     slot.acquire_all_local_matches(4)
     assert slot.staged_tokens == 8
-    slot.append_mutable_device_blocks([7, 8, 9])
+    slot.append_mutable_device_blocks([[7, 8, 9]])
     slot.mark_as_onboarding(1, 0.0)
     settle_all(slot)
     slot.mark_as_prefilling(2)
@@ -114,7 +116,7 @@ def test_errors_of_blocks_that_were_not_asked_for_discredit_all(tiers):
 
 def test_full_blocks_are_stored_once_after_their_iteration(tiers):
     slot = manager_over(tiers).create_slot("r", PROMPT)
-    slot.append_mutable_device_blocks([7, 8, 9, 10, 11])
+    slot.append_mutable_device_blocks([[7, 8, 9, 10, 11]])
     slot.schedule(1, 0, 9)
     [store] = slot.take_pending_operations()
     assert (store.kind, store.request_type, store.tier) == ("store", "scheduled", Tier.HOST)
@@ -130,7 +132,7 @@ def test_full_blocks_are_stored_once_after_their_iteration(tiers):
 
 def test_blocks_of_others_or_without_hashes_are_not_stored(tiers):
     slot = manager_over(tiers).create_slot("r", PROMPT)
-    slot.append_mutable_device_blocks([7, 8, 9, 10, 11])
+    slot.append_mutable_device_blocks([[7, 8, 9, 10, 11]])
     slot.schedule(1, 8, 10)
     slot.schedule(2, 18, 2)  # tokens that are not sampled yet
     assert [store.blocks for store in slot.take_pending_operations()] == [(9, 10)]
@@ -141,7 +143,7 @@ def test_blocks_of_others_or_without_hashes_are_not_stored(tiers):
 
 def test_recomputed_blocks_are_stored_again(tiers):
     slot = manager_over(tiers).create_slot("r", PROMPT)
-    slot.append_mutable_device_blocks([7, 8, 9, 10, 11])
+    slot.append_mutable_device_blocks([[7, 8, 9, 10, 11]])
     slot.schedule(1, 0, 12)
     slot.take_pending_operations()
     slot.schedule(2, 4, 4)
@@ -151,14 +153,14 @@ def test_recomputed_blocks_are_stored_again(tiers):
 def test_nothing_is_moved_without_lower_tiers():
     slot = manager_over().create_slot("r", PROMPT)
     slot.acquire_all_local_matches(0)
-    slot.append_mutable_device_blocks([7, 8, 9, 10, 11])
+    slot.append_mutable_device_blocks([[7, 8, 9, 10, 11]])
     slot.schedule(1, 0, 18)
     assert slot.take_pending_operations() == []
 
 
 def test_preempted_slot_restarts_and_voids_its_stores(tiers):
     slot = manager_over(tiers).create_slot("r", PROMPT)
-    slot.append_mutable_device_blocks([7, 8, 9, 10, 11])
+    slot.append_mutable_device_blocks([[7, 8, 9, 10, 11]])
     slot.schedule(1, 0, 18)
     [store] = slot.take_pending_operations()
     slot.schedule(2, 18, 1, [1])
@@ -168,7 +170,7 @@ def test_preempted_slot_restarts_and_voids_its_stores(tiers):
     assert not slot.settle(Completion(store.uuid))
     slot.acquire_all_local_matches(0)
     assert slot.staged_tokens == 12
-    slot.append_mutable_device_blocks([3, 4, 5, 6, 7])
+    slot.append_mutable_device_blocks([[3, 4, 5, 6, 7]])
     slot.schedule(4, 0, 19)  # the engine does not want what is staged
     assert [each.pool.used_blocks for each in tiers] == [0, 0]
     assert [len(store.blocks) for store in slot.take_pending_operations()] == [4]
@@ -278,8 +280,8 @@ def test_tenants_do_not_share_blocks(tiers):
         (lambda slot: slot.acquire_all_local_matches(12), "num_computed_tokens: 12"),
         (lambda slot: slot.advance_computed_position(11), r"num_tokens: 11 \(allowed: 0 to 10\)"),
         (lambda slot: slot.advance_computed_position(-1), "num_tokens: -1"),
-        (lambda slot: slot.append_mutable_device_blocks([1, 2, 1]), "blocks: one of them twice"),
-        (lambda slot: slot.append_mutable_device_blocks([1, -2]), "blocks: -2"),
+        (lambda slot: slot.append_mutable_device_blocks([[1, 2, 1]]), "blocks: one of them twice"),
+        (lambda slot: slot.append_mutable_device_blocks([[1, -2]]), "blocks: -2"),
         (lambda slot: slot.schedule(1, 0, 5), "num_scheduled: 0 to 5"),
         (lambda slot: slot.schedule(1, -1, 1), "num_scheduled: -1 to 0"),
         (lambda slot: slot.schedule(1, 0, 0, [-1]), "tokens: -1"),
@@ -294,10 +296,10 @@ def test_transitions_not_in_the_table_are_refused(act, said):
 
 def test_repeated_device_blocks_are_refused():
     slot = in_state(manager_over(), SlotState.PREFILLING)
-    slot.append_mutable_device_blocks([])
+    slot.append_mutable_device_blocks([[]])
     with pytest.raises(SlotOperationError, match="one of them twice"):
-        slot.append_mutable_device_blocks([13, 10])
-    assert slot.device_blocks == [10, 11, 12]
+        slot.append_mutable_device_blocks([[13, 10]])
+    assert slot.device_blocks == [[10, 11, 12]]
 
 
 class GonePool(BlockPool):
@@ -321,7 +323,7 @@ def test_pool_errors_are_passed_on():
 def test_loading_needs_device_blocks(tiers):
     slot = manager_over(tiers).create_slot("r", PROMPT)
     slot.acquire_all_local_matches(0)
-    slot.append_mutable_device_blocks([1, 2])
+    slot.append_mutable_device_blocks([[1, 2]])
     with pytest.raises(SlotOperationError, match=r"device_blocks: 2 \(allowed: at least 3\)"):
         slot.mark_as_onboarding(1, 0.0)
     assert slot.state is SlotState.ONBOARD_STAGED
@@ -329,6 +331,38 @@ def test_loading_needs_device_blocks(tiers):
 
 def test_settings_are_checked():
     with pytest.raises(InvalidFieldError, match="block_size: 0"):
-        SlotManager(0, NAMING)
+        one_group(0)
     with pytest.raises(InvalidFieldError, match="deadline_s: nan"):
-        SlotManager(4, NAMING, deadline_s=float("nan"))
+        SlotManager(one_group(4), NAMING, deadline_s=float("nan"))
+
+
+def test_blocks_that_a_window_has_passed_are_not_stored():
+    """The tokens come late, as where steps overlap: then the engine may use the block again."""
+    groups = groups_of([(4, None), (4, 5)])
+    slot = SlotManager(groups, NAMING, lower_tiers()).create_slot("r", PROMPT[:10])
+    slot.append_mutable_device_blocks([[1, 2, 3, 4], [5, 6, 7, 8]])
+    slot.schedule(1, 0, 4)
+    slot.schedule(2, 12, 1)
+    stores = slot.take_pending_operations()
+    assert [(store.blocks, store.is_urgent) for store in stores] == [((1,), False), ((2,), False)]
+    slot.schedule(3, 4, 6)  # The engine computes them again.
+    assert [store.blocks for store in slot.take_pending_operations()] == [(2,), (6,)]
+
+
+def test_blocks_of_other_numbers_of_groups_are_refused():
+    slot = in_state(manager_over(), SlotState.INITIALIZED)
+    with pytest.raises(SlotOperationError, match=r"blocks: of 2 groups \(allowed: 1\)"):
+        slot.append_mutable_device_blocks([[1], [2]])
+
+
+def test_engine_s_table_may_lack_what_a_window_has_passed():
+    groups = groups_of([(4, None), (4, 5)])
+    slot = SlotManager(groups, NAMING).create_slot("r", PROMPT)
+    slot.extend_device_blocks([[1, 2], [5, 6]])
+    slot.extend_device_blocks([[1, 2, 3], [0, 6, 7]])
+    assert slot.device_blocks == [[1, 2, 3], [0, 6, 7]]
+    with pytest.raises(SlotOperationError, match=r"blocks: \[9, 2, 3\]"):
+        slot.extend_device_blocks([[9, 2, 3], [0, 6, 7]])
+    slot.forget_passed(13)
+    slot.append_mutable_device_blocks([[6], []])  # The same request's again, for other tokens.
+    assert slot.device_blocks == [[1, 2, 3, 6], [0, 0, 7]]

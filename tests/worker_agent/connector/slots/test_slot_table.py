@@ -59,7 +59,7 @@ ACTS = {
     Act.FINISHED: lambda slot: slot.mark_as_finished(5, 1.0),
     Act.PREEMPT: lambda slot: slot.preempt(5),
     Act.ADVANCE: lambda slot: slot.advance_computed_position(1),
-    Act.APPEND: lambda slot: slot.append_mutable_device_blocks([99]),
+    Act.APPEND: lambda slot: slot.append_mutable_device_blocks([[99]]),
 }
 WHERE_GUARDS_HOLD = {
     Guard.LOADED: settle_all,
@@ -166,7 +166,7 @@ def refused(slot, act, kind):
 
 def snapshot(slot):
     names = ["state", "computed_tokens", "iteration", "deadline_s", "staged_tokens"]
-    blocks = (list(slot.device_blocks), len(slot.sequence), slot.is_settled)
+    blocks = (list(map(list, slot.device_blocks)), len(slot.sequence), slot.is_settled)
     return [getattr(slot, name) for name in names], blocks
 
 

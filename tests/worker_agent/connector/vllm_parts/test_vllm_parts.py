@@ -18,13 +18,15 @@ from support.processes.servers import eventually, free_port
 from worker_agent.blocks.changes import BlockRemoved, BlockStored, CacheCleared
 from worker_agent.blocks.names import BlockName
 from worker_agent.config.reference import ReferenceConfig
+from worker_agent.connector.slots.block_groups import BlockGroup
 from worker_agent.connector.slots.protocol import Completion, StepPlan, StepReport
 from worker_agent.connector.vllm_parts.counters import METRICS, of_scheduler, of_worker, together
 from worker_agent.connector.vllm_parts.engine import (
+    CacheKinds,
     EngineGeometry,
-    check_cache,
     check_engine,
     engine_geometry,
+    groups_of,
 )
 from worker_agent.connector.vllm_parts.messages import (
     GivenUp,
@@ -44,13 +46,17 @@ from worker_agent.connector.vllm_parts.scheduler_side import (
 )
 from worker_agent.connector.vllm_parts.settings import connector_settings
 from worker_agent.connector.vllm_parts.steps import prompt_of, scheduled_step
-from worker_agent.connector.vllm_parts.worker_side import WorkerSide, layout_groups
+from worker_agent.connector.vllm_parts.worker_side import WorkerSide, distinct, layout_groups
 from worker_agent.layout.errors import LayoutError
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.tiers.stack import TierChange
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 16
-FACTS = EngineGeometry(model="tiny", block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
+FACTS = EngineGeometry(model="tiny", groups=(BlockGroup(BLOCK_SIZE),), num_blocks=NUM_BLOCKS)
+WINDOW = BlockGroup(BLOCK_SIZE, 6, b"window")
+HYBRID = EngineGeometry(
+    model="tiny", groups=(WINDOW, BlockGroup(BLOCK_SIZE, None, b"full")), num_blocks=NUM_BLOCKS
+)
 SETTINGS = connector_settings({"host_cache_blocks": 32, "onboard_always": True})
 NAMES = [BlockName(bytes([i]) * 16, i) for i in range(4)]
 
@@ -93,7 +99,25 @@ def test_invalid_fields_are_named(said, complaint):
 
 
 class FullAttention:
-    block_size = BLOCK_SIZE
+    def __init__(self, block_size=BLOCK_SIZE):
+        self.block_size, self.prefix_cacheable = block_size, True
+
+
+class SlidingWindow(FullAttention):
+    def __init__(self, block_size=BLOCK_SIZE, extra_retained_tokens=0):
+        super().__init__(block_size)
+        self.sliding_window, self.extra_retained_tokens = 6, extra_retained_tokens
+
+
+class ChunkedLocalAttentionSpec(FullAttention):
+    pass
+
+
+class MambaSpec(FullAttention):
+    pass
+
+
+KINDS = CacheKinds((FullAttention,), (SlidingWindow,))
 
 
 def engine_config(**said):
@@ -114,8 +138,12 @@ def engine_config(**said):
     return SimpleNamespace(**spaces, speculative_config=said.get("speculative_config"))
 
 
-def cache_config(*specs):
-    groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+def cache_config(*specs, **said):
+    fields = {"is_eagle_group": False, "host_resident": False, "enable_kv_transfer": True, **said}
+    groups = [
+        SimpleNamespace(kv_cache_spec=spec, layer_names=[f"layer.{place}"], **fields)
+        for place, spec in enumerate(specs)
+    ]
     return SimpleNamespace(kv_cache_groups=groups, num_blocks=NUM_BLOCKS)
 
 
@@ -133,16 +161,51 @@ def test_engines_that_it_cannot_serve_are_refused(said):
         check_engine(engine_config(**said))
 
 
-def test_blocks_are_of_one_kind_and_whole():
-    check_cache(cache_config(FullAttention()), FullAttention)
-    for specs in ([FullAttention(), FullAttention()], [object()]):
-        with pytest.raises(ConfigError):
-            check_cache(cache_config(*specs), FullAttention)
+def test_blocks_of_one_kind_have_no_tag():
+    assert groups_of(cache_config(FullAttention()), KINDS) == (BlockGroup(BLOCK_SIZE),)
+
+
+def test_groups_of_a_hybrid_are_told_apart_by_their_layers():
+    specs = SlidingWindow(), FullAttention(8), SlidingWindow()
+    groups = groups_of(cache_config(*specs), KINDS)
+    assert [(each.block_size, each.window) for each in groups] == [(4, 6), (8, None), (4, 6)]
+    assert len({each.tag for each in groups}) == 3
+
+
+@pytest.mark.parametrize(
+    ("specs", "said", "complaint"),
+    [
+        ([SlidingWindow()], {}, "none of full attention .*--disable-hybrid-kv-cache-manager"),
+        (
+            [FullAttention(), ChunkedLocalAttentionSpec()], {},
+            r"kv_cache_groups\[1\]: ChunkedLocal.* --disable-hybrid-kv-cache-manager makes chunks",
+        ),
+        ([FullAttention(), MambaSpec()], {}, "MambaSpec, which is not restored .*no connector"),
+        ([FullAttention()], {"is_eagle_group": True}, "of draft layers .*no speculative decoding"),
+        ([FullAttention()], {"host_resident": True}, "does not cache by prefix"),
+        ([FullAttention()], {"enable_kv_transfer": False}, "does not cache by prefix"),
+        (
+            [FullAttention(), SlidingWindow(extra_retained_tokens=3)], {},
+            "tokens of a draft .*no speculative decoding",
+        ),
+    ],
+)  # fmt: skip
+def test_kinds_that_cannot_be_restored_are_refused(specs, said, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        groups_of(cache_config(*specs, **said), KINDS)
+
+
+def test_blocks_that_routers_could_not_name_are_not_published():
+    groups = groups_of(cache_config(FullAttention(8), SlidingWindow()), KINDS)
+    settings = connector_settings({"host_cache_blocks": 1, "tier_events": "tcp://x:1"})
+    with pytest.raises(ConfigError, match="tier_events: full attention has blocks of 8 tokens"):
+        engine_geometry(engine_config(), cache_config(), groups, settings)
 
 
 def test_blocks_of_another_engine_have_other_names():
     def model(settings=SETTINGS, **said):
-        return engine_geometry(engine_config(**said), cache_config(FullAttention()), settings).model
+        groups = (BlockGroup(BLOCK_SIZE),)
+        return engine_geometry(engine_config(**said), cache_config(), groups, settings).model
 
     named = connector_settings({"host_cache_blocks": 1, "cache_model": "mine"})
     others = [model(dtype="f32"), model(model="n"), model(tensor_parallel_size=4), model(named)]
@@ -165,6 +228,25 @@ def test_layers_of_several_shapes_are_several_groups():
     layers = {"a": torch.zeros(16, 8), "b": torch.zeros(16, 4), "c": torch.zeros(16, 8)}
     groups = layout_groups(layers, 16, 4)
     assert [group.layers for group in groups] == [("a", "c"), ("b",)]
+
+
+def test_layers_of_several_groups_over_one_memory_are_one():
+    memory = [torch.arange(16 * 8, dtype=torch.uint8) for _ in range(2)]
+    layers = {
+        "full.0": memory[0].view(16, 8),
+        "full.1": memory[1].view(16, 8),
+        "window.0": memory[0].view(32, 4),  # Kernels use half a block.
+        "window.1": memory[1].view(torch.bfloat16).view(16, 4),
+    }
+    assert sorted(distinct(layers, 16)) == ["full.0", "full.1"]
+    assert distinct({"split": memory[0].view(64, 2)}, 16)["split"].shape == (16, 8)
+
+
+def test_layers_that_share_a_part_of_their_memory_are_refused():
+    memory = torch.zeros(16 * 8)
+    for other in (memory[:64].view(16, 4), memory[64:].view(16, 4)):
+        with pytest.raises(LayoutError, match="shares a part of the memory of a"):
+            distinct({"a": memory.view(16, 8), "b": other}, 16)
 
 
 @pytest.mark.parametrize(("shape", "blocks"), [((2, 2, 4), 2), ((15, 4, 8), 16), ((16, 6), 16)])
@@ -242,16 +324,16 @@ class Request:
 
 
 def step_output(new=(), cached=(), resumed=(), preempted=()):
-    """A step of (key, blocks, computed, scheduled)."""
+    """A step of (key, blocks of each group, computed, scheduled)."""
     rows = [
-        SimpleNamespace(req_id=key, block_ids=(blocks,), num_computed_tokens=computed)
+        SimpleNamespace(req_id=key, block_ids=tuple(blocks), num_computed_tokens=computed)
         for key, blocks, computed, _ in new
     ]
     return SimpleNamespace(
         scheduled_new_reqs=rows,
         scheduled_cached_reqs=SimpleNamespace(
             req_ids=[key for key, *_ in cached],
-            new_block_ids=[(blocks,) if blocks else None for _, blocks, *_ in cached],
+            new_block_ids=[tuple(blocks) if blocks else None for _, blocks, *_ in cached],
             num_computed_tokens=[computed for _, _, computed, _ in cached],
             resumed_req_ids=set(resumed),
         ),
@@ -265,16 +347,16 @@ def test_steps_name_the_tokens_that_are_new():
     prompt = prompt_of(request)
     assert prompt.for_leader(is_known=False).tokens == list(range(10))
     step = scheduled_step(
-        step_output(new=[("r", [1, 2, 3], 0, 10), ("x", [9], 0, 4)]), {"r": prompt}
+        step_output(new=[("r", [[1, 2, 3]], 0, 10), ("x", [[9]], 0, 4)]), {"r": prompt}
     )
     assert [each.key for each in step.new_requests] == ["r"]
     request.all_token_ids += [77]
     step = scheduled_step(step_output(cached=[("r", [], 10, 1)]), {"r": prompt})
     [again] = step.cached_requests
     assert (again.tokens, again.blocks, again.is_resumed) == ([77], [], False)
-    step = scheduled_step(step_output(new=[("r", [5, 6], 0, 8)], preempted=["r"]), {"r": prompt})
+    step = scheduled_step(step_output(new=[("r", [[5, 6]], 0, 8)], preempted=["r"]), {"r": prompt})
     [resumed] = step.cached_requests
-    assert (resumed.tokens, resumed.blocks, resumed.is_resumed) == ([], [5, 6], True)
+    assert (resumed.tokens, resumed.blocks, resumed.is_resumed) == ([], [[5, 6]], True)
     assert step.preempted == ["r"]
 
 
@@ -293,10 +375,11 @@ def test_requests_with_non_token_inputs_are_ignored(said):
 class Halves:
     """One worker, stepped as vLLM does, in inference mode, as vLLM is."""
 
-    def __init__(self, settings=SETTINGS):
-        self.scheduler = SchedulerSide(settings, FACTS)
+    def __init__(self, settings=SETTINGS, facts=FACTS):
+        self.scheduler = SchedulerSide(settings, facts)
         self.caches = {f"layer.{i}": torch.zeros(NUM_BLOCKS, 2, BLOCK_SIZE, 3) for i in range(2)}
-        self.worker = WorkerSide(settings, FACTS, self.caches)
+        shared = {f"window.{i}": self.caches[f"layer.{i}"] for i in range(len(facts.groups) - 1)}
+        self.worker = WorkerSide(settings, facts, self.caches | shared)
         self.now_s = 0.0
 
     def step(self, finished=(), **output):
@@ -346,9 +429,9 @@ def computed(halves, key="a", blocks=(1, 2, 3)):
     """A prompt of ten tokens was computed and stored."""
     halves.scheduler.begin(Request(key, list(range(10))))
     assert halves.scheduler.matched(key, 0, 0.0).tokens == 0
-    halves.scheduler.allocated(key, list(blocks), 0, 0.0)
+    halves.scheduler.allocated(key, [list(blocks)], 0, 0.0)
     bytes_of = halves.fill(list(blocks))
-    halves.step(new=[(key, list(blocks), 0, 10)])
+    halves.step(new=[(key, [list(blocks)], 0, 10)])
     assert halves.scheduler.finished(key, halves.now_s)
     over, _ = halves.step(finished=[key])
     assert halves.scheduler.still_to_free(over.loaded, over.stored) == {key}
@@ -361,7 +444,7 @@ def test_stored_blocks_are_loaded(halves):
     halves.scheduler.begin(Request("b", list(range(10))))
     matched = halves.scheduler.matched("b", 0, halves.now_s)
     assert (matched.tokens, matched.is_async) == (8, True)
-    halves.scheduler.allocated("b", [7, 9], 8, halves.now_s)
+    halves.scheduler.allocated("b", [[7, 9]], 8, halves.now_s)
     loaded = set()
     while not loaded:
         over, errors = halves.step()
@@ -370,8 +453,8 @@ def test_stored_blocks_are_loaded(halves):
         halves.wait()
     for layer, before in zip(halves.caches.values(), stored, strict=True):
         assert torch.equal(layer[[7, 9]], before[:2])
-    halves.scheduler.allocated("b", [7, 9, 11], 0, halves.now_s)
-    halves.step(new=[("b", [7, 9, 11], 8, 2)])
+    halves.scheduler.allocated("b", [[7, 9, 11]], 0, halves.now_s)
+    halves.step(new=[("b", [[7, 9, 11]], 8, 2)])
     assert halves.scheduler.finished("b", halves.now_s)
     halves.step(finished=["b"])
     assert len(halves.scheduler.slots) == 0
@@ -382,8 +465,8 @@ def test_undispatched_load_is_reported_as_failed(halves):
     computed(halves)
     halves.scheduler.begin(Request("b", list(range(10))))
     assert halves.scheduler.matched("b", 0, halves.now_s).tokens == 8
-    halves.scheduler.allocated("b", [7], 4, halves.now_s)  # another number than was said
-    halves.scheduler.allocated("stranger", [8], 4, halves.now_s)
+    halves.scheduler.allocated("b", [[7]], 4, halves.now_s)  # another number than was said
+    halves.scheduler.allocated("stranger", [[8]], 4, halves.now_s)
     over, errors = halves.step()
     assert (over.loaded, errors) == ({"b", "stranger"}, {7, 8})
 
@@ -448,7 +531,7 @@ def test_counts_are_reported_once(halves):
     halves.scheduler.begin(Request("b", list(range(10))))
     assert halves.scheduler.matched("b", 0, halves.now_s).tokens == 8
     assert not halves.scheduler.take_counted()
-    halves.scheduler.allocated("b", [7], 4, halves.now_s)  # another number than was said
+    halves.scheduler.allocated("b", [[7]], 4, halves.now_s)  # another number than was said
     halves.step()
     assert halves.scheduler.take_counted()["leader_refused"] == {"": 1}
     assert halves.worker.take_counted()["given_up_loads"] == {"": 1}
@@ -475,6 +558,54 @@ def test_increases_add_up_and_gauges_do_not():
         "stored_blocks": {"host": 5, "disk": 1}, "held_blocks": {"host": 7},
     }  # fmt: skip
     assert together({}, first) == first
+
+
+def hybrid_computed(halves, key, tokens):
+    """A prompt of ten tokens, of which the window's blocks are overwritten after the step."""
+    halves.scheduler.begin(Request(key, tokens))
+    assert halves.scheduler.matched(key, 0, 0.0).tokens == 0
+    tables = [[4, 5, 6], [1, 2, 3]]
+    halves.scheduler.allocated(key, tables, 0, 0.0)
+    stored = halves.fill([4, 5, 1, 2])
+    halves.step(new=[(key, tables, 0, 10)])
+    halves.fill([4, 5])
+    assert halves.scheduler.finished(key, halves.now_s)
+    over, _ = halves.step(finished=[key])
+    assert halves.scheduler.still_to_free(over.loaded, over.stored) == {key}
+    halves.quiesce()
+    return stored
+
+
+def test_blocks_of_all_groups_are_loaded_together():
+    halves = Halves(facts=HYBRID)
+    halves.started()
+    stored = hybrid_computed(halves, "a", list(range(10)))
+    assert halves.worker.manager.stack.status()[0].held_blocks == 4
+    halves.scheduler.begin(Request("b", list(range(10))))
+    assert halves.scheduler.matched("b", 0, halves.now_s).tokens == 8
+    halves.scheduler.allocated("b", [[12, 13], [10, 11]], 8, halves.now_s)
+    loaded = set()
+    while not loaded:
+        over, _ = halves.step()
+        loaded |= over.loaded
+        assert not over.failed
+        halves.wait()
+    for layer, before in zip(halves.caches.values(), stored, strict=True):
+        assert torch.equal(layer[[12, 13, 10, 11]], before)
+    halves.worker.close()
+
+
+def test_without_a_block_of_a_window_the_whole_load_has_failed():
+    halves = Halves(facts=HYBRID)
+    halves.started()
+    hybrid_computed(halves, "a", list(range(10)))
+    halves.scheduler.begin(Request("b", list(range(10))))
+    assert halves.scheduler.matched("b", 0, halves.now_s).tokens == 8
+    halves.scheduler.allocated("b", [[0, 13], [10, 11]], 8, halves.now_s)  # 0: it has none
+    over, errors = halves.step()
+    assert (over.loaded, over.failed, errors) == ({"b"}, {"b"}, {13, 10, 11})
+    assert halves.scheduler.matched("b", 0, halves.now_s).tokens == 0
+    halves.worker.close()
 
 
 async def test_tier_contents_are_published_to_the_agent():
