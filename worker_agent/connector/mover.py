@@ -2,6 +2,7 @@
 
     load:   stack ─▶ verified rows on the host ─▶ scatter ─▶ Completion: an error for each other
     store:  offer ─▶ due ─▶ gather ─▶ stack               ─▶ Completion, once none of it waits
+    urgent store:           gather ─▶ stack               ─▶ Completion, at once
 
 All copies run on the engine's worker thread, between forward passes: when a transfer is given up,
 blocks not yet scattered or gathered stay untouched. Therefore no transfer accesses the engine's

@@ -81,7 +81,7 @@ def test_one_bad_block_means_that_all_are_computed(engine, group):
     engine = engine([(4, None), (4, 9)])
     run(engine, "a", PROMPT)
     slot = engine.slots.create_slot("x", PROMPT)
-    name = slot.names_behind(0, 0)[group * 7 + 6]
+    name = slot.names_behind(0, 0, 99)[group * 7 + 6]
     engine.slots.remove_slot("x", is_forced=True)
     for tier, stored in engine.tiers.items():
         [place] = stored.pool.scan([name.identity])
@@ -132,6 +132,6 @@ def test_blocks_of_one_group_are_not_loaded_as_those_of_another(engine):
     assert run(engine, "b", PROMPT) == 28
     groups = groups_of([(4, None), (4, 9), (4, 9)])
     slot = engine.slots.create_slot("x", PROMPT)
-    identities = [name.identity for name in slot.names_behind(0, 0)]
+    identities = [name.identity for name in slot.names_behind(0, 0, 99)]
     assert len(set(identities)) == len(identities) == 7 * len(groups.all)
     engine.slots.remove_slot("x", is_forced=True)

@@ -71,13 +71,18 @@ class Slot:
         """Its tokens; read-only."""
         return self._blocks.sequence
 
-    def names_behind(self, num_computed: int, known_tokens: int) -> list[BlockName]:
-        """Return the blocks that could serve to resume its prompt behind `known_tokens`.
+    @property
+    def last_boundary(self) -> int:
+        """The last token at which its prompt could be resumed."""
+        return self._transfers.last_boundary
 
-        Those that the engine has, the first `num_computed` tokens of which it computed, are left
-        out. O(tokens)
+    def names_behind(self, num_computed: int, known_tokens: int, limit: int) -> list[BlockName]:
+        """Return blocks that could serve to resume its prompt behind `known_tokens`.
+
+        At most `limit`, without those of the first `num_computed` tokens, which the engine has.
+        O(tokens)
         """
-        return self._transfers.names_behind(num_computed, known_tokens)
+        return self._transfers.names_behind(num_computed, known_tokens, limit)
 
     @property
     def device_blocks(self) -> BlockTables:

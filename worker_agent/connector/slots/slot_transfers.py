@@ -92,17 +92,22 @@ class SlotTransfers:
         verified_blocks = self.ledger.verified_blocks if groups.is_single else 0
         return self._held.start + verified_blocks * groups.unit
 
-    def names_behind(self, num_computed: int, known_tokens: int) -> list[BlockName]:
+    @property
+    def last_boundary(self) -> int:
+        """The last token at which the prompt could be resumed."""
+        return self._facts.groups.aligned(len(self._blocks.sequence) - 1)
+
+    def names_behind(self, num_computed: int, known_tokens: int, limit: int) -> list[BlockName]:
         """See `Slot.names_behind`."""
-        groups, names = self._facts.groups, self._blocks.names
-        end = groups.aligned(len(self._blocks.sequence) - 1)
+        groups, end = self._facts.groups, self.last_boundary
         found: list[BlockName] = []
-        for index, group in groups.full:
-            found += names(index, known_tokens // group.block_size, end // group.block_size)
-        for index, group in groups.windows:
-            first = max(group.first_needed(known_tokens), num_computed // group.block_size)
-            found += names(index, first, end // group.block_size)
-        return found if known_tokens < end else []
+        for index, group in (*groups.full, *groups.windows):
+            size, first = group.block_size, known_tokens // group.block_size
+            if group.window is not None:
+                first = max(group.first_needed(known_tokens), num_computed // size)
+            last = min(end // size, first + limit - len(found))
+            found += self._blocks.names(index, first, max(first, last))
+        return found
 
     def stage(self, num_tokens: int) -> bool:
         """Hold the blocks in lower tiers behind the first `num_tokens`. Raises SlotPoolError.

@@ -38,6 +38,10 @@ class RemoteLookups:
         self._numbers: dict[str, int] = {}
         self._queued: list[Lookup] = []
 
+    def __contains__(self, key: str) -> bool:
+        """Return whether this prompt's lookup was started."""
+        return key in self._numbers
+
     def look_up(self, key: str, names: Sequence[BlockName], now_s: float) -> bool:
         """Return whether to wait for the lookup of a prompt; the first call starts it.
 

@@ -30,7 +30,7 @@ from worker_agent.connector.slots.slot_table import SlotState
 from worker_agent.connector.vllm_parts.counters import ReportedCounts, Values, of_scheduler
 from worker_agent.connector.vllm_parts.engine import EngineGeometry
 from worker_agent.connector.vllm_parts.messages import GivenUp, Instructions, encoded, worker_events
-from worker_agent.connector.vllm_parts.remote_lookups import RemoteLookups
+from worker_agent.connector.vllm_parts.remote_lookups import MAX_BLOCKS, RemoteLookups
 from worker_agent.connector.vllm_parts.settings import ConnectorSettings
 from worker_agent.connector.vllm_parts.steps import VllmRequest, prompt_of, scheduled_step
 from worker_agent.manager.settings import cache_secret
@@ -286,8 +286,11 @@ class SchedulerSide:
         if self._looks is None or not self.slots.has_slot(key):
             return False
         slot = self.slots.get_slot(key)
-        names = slot.names_behind(num_computed, known_tokens)
-        if slot.failed_blocks or not names or not self._looks.look_up(key, names, now_s):
+        if slot.failed_blocks or known_tokens >= slot.last_boundary:
+            return False
+        is_new = key not in self._looks
+        names = slot.names_behind(num_computed, known_tokens, MAX_BLOCKS) if is_new else ()
+        if not self._looks.look_up(key, names, now_s):
             return False
         if slot.state is SlotState.ONBOARD_STAGED:
             slot.preempt(self.leader.iteration)
