@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from router.indexer.base import HeldSlice
-from router.indexer.radix_tree.radix_tree import blocks_by_rank
+from router.indexer.radix_tree.matches import blocks_by_rank
 from router.protocol.events import STATE_WORDS, unpack_state
 from router.protocol.values import HashArray, HeldState, Identity, Rank, Scope, Tier
 

@@ -55,7 +55,7 @@ def cached_tokens(  # noqa: C901 - one procedure, as the engine has it
                 dropped.clear()
             now = found
         is_settled = len(kinds) == 1 or (len(kinds) == 2 and kinds[0] is None)
-        if now >= hit or is_settled:
+        if now >= hit or now <= 0 or is_settled:  # below 0: the layout is not one of an engine
             return max(0, min(now, hit))
         hit = now
 

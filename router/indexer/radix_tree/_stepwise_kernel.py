@@ -1,5 +1,6 @@
-"""The engine's procedure, for one rank at a time: with EAGLE, chunks, or hits inside blocks.
+"""The engine's procedure, for one rank at a time, of the layouts that no walk serves.
 
+These have hits inside blocks, EAGLE in windows beside other classes, or sizes that do not fit.
 Each kind of layer accepts the length found so far or shortens it, until all accept. With EAGLE, a
 kind looks one block further once, and drops the last block of what it found.
 
@@ -34,7 +35,7 @@ IS_STEPWISE = 3
 CLASSES = 4
 FIRST_CLASS = 5
 CLASS_WORDS = 4
-KIND, SIZE, SPAN, IS_EAGLE = 0, 1, 2, 3
+KIND, CLASS_TOKENS, SPAN, IS_EAGLE = 0, 1, 2, 3
 LAYOUT_WORDS = FIRST_CLASS + 4 * CLASS_WORDS
 """Words of a layout, sizes in tokens. `IS_STEPWISE`: it needs the engine's procedure."""
 
@@ -42,6 +43,12 @@ WINDOW, STATE, CHUNK, TAIL = 0, 1, 2, 3
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)
+
+
+@device
+def number_at(layout: Words, place: int) -> int:
+    """Return a word of a layout as a signed number: with unsigned ones results would be floats."""
+    return int(np.int64(layout[place]))
 
 
 @device
@@ -110,7 +117,7 @@ def _holds(classes: Tree, asked: Asked, c: int, end: int) -> bool:
 @device
 def _step_down(classes: Tree, layout: Words, asked: Asked, full_tokens: int) -> int:
     """Return the tokens that one rank need not compute."""
-    full_size, count = int(layout[FULL_SIZE]), int(layout[CLASSES])
+    full_size, count = number_at(layout, FULL_SIZE), number_at(layout, CLASSES)
     tail = _tail_of(layout)
     kinds = count + (1 if full_size else 0) - (1 if tail >= 0 else 0)
     hit, full, dropped = asked.isl_tokens - 1, -1, 0
@@ -146,8 +153,8 @@ def _lower(
 def _tail_of(layout: Words) -> int:
     """Return the class of places inside full attention's blocks where hits may end; -1: none."""
     tail = -1
-    for c in range(np.int64(layout[CLASSES])):
-        if np.int64(layout[FIRST_CLASS + c * CLASS_WORDS + KIND]) == TAIL:
+    for c in range(number_at(layout, CLASSES)):
+        if number_at(layout, FIRST_CLASS + c * CLASS_WORDS + KIND) == TAIL:
             tail = int(c)
     return tail
 
@@ -156,7 +163,7 @@ def _tail_of(layout: Words) -> int:
 def _full_end(
     classes: Tree, layout: Words, asked: Asked, full_tokens: int, top: int, kinds: int
 ) -> int:
-    size, alignment = int(np.int64(layout[FULL_SIZE])), int(np.int64(layout[ALIGNMENT]))
+    size, alignment = number_at(layout, FULL_SIZE), number_at(layout, ALIGNMENT)
     tail, dropped = _tail_of(layout), 0
     if layout[IS_FULL_EAGLE] != _0:
         dropped = min(size, alignment) if tail >= 0 else size
@@ -178,8 +185,8 @@ def _class_end(
 ) -> int:
     """Return the end of the longest hit of a class, at most `now`."""
     first = FIRST_CLASS + c * CLASS_WORDS
-    kind, size = int(layout[first + KIND]), int(layout[first + SIZE])
-    span, alignment = int(layout[first + SPAN]), int(layout[ALIGNMENT])
+    kind, size = number_at(layout, first + KIND), number_at(layout, first + CLASS_TOKENS)
+    span, alignment = number_at(layout, first + SPAN), number_at(layout, ALIGNMENT)
     top = now
     if drops and kinds > 1 and kind != STATE:
         top = min(now + size, asked.isl_tokens)

@@ -139,8 +139,14 @@ def _is_stepwise(layout: Layout) -> bool:
     """Return whether hits of this layout are more than a number of blocks in a row per class."""
     sizes = [layout.full_block_tokens, *(each.block_tokens for each in layout.classes)]
     are_aligned = all(size and layout.alignment_tokens % size == 0 for size in sizes)
-    return layout.is_full_eagle or not are_aligned or any(map(_needs_steps, layout.classes))
+    return not are_aligned or any(_needs_steps(layout, each) for each in layout.classes)
 
 
-def _needs_steps(each: LayerClass) -> bool:
-    return each.is_eagle or each.kind in ("chunk", "tail") or each.span_tokens == 1
+def _needs_steps(layout: Layout, each: LayerClass) -> bool:
+    """Return whether no walk can serve a class; of states it serves all."""
+    is_alone = len(layout.classes) == 1 and each.block_tokens == layout.alignment_tokens
+    if each.kind == "chunk":
+        return each.is_eagle or not is_alone or each.span_tokens % each.block_tokens != 0
+    if each.kind == "window":
+        return each.span_tokens == 1 or (each.is_eagle and not is_alone)
+    return each.kind == "tail"

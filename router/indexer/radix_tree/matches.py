@@ -1,13 +1,15 @@
-"""The result of a search, as the kernel wrote it, with the interface of a mapping."""
+"""Results of kernels as Python objects: of a search, as a mapping; of a dump, by rank and tier."""
 
-from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from router.indexer.base import Overlap
-from router.protocol.values import TIERS, Rank
+from router.indexer.base import ExportedBlocks, HeldSlice, Overlap
+from router.indexer.radix_tree import _grouping_kernel, _holder_sets
+from router.protocol.values import TIERS, Rank, Tier
 
 ROW_BYTES = 4 * (1 + TIERS)
 
@@ -64,3 +66,32 @@ class Matches(Struct):
                 self.rank_of[holder]: Overlap(*ends) for holder, *ends in self.array.tolist()
             }
         return self.by_rank
+
+
+def blocks_by_rank(slices: Iterable[HeldSlice]) -> Iterator[ExportedBlocks]:
+    """Yield the blocks of the slices by rank and tier. O(blocks held).
+
+    Skips ids that belonged to no rank when the dump began. May run on another thread, and mostly
+    does so without the GIL.
+    """
+    for _, of_tree in groupby(slices, key=lambda each: id(each.rank_of)):
+        here = list(of_tree)
+        yield from _grouped(here[0].rank_of, here)
+
+
+def _grouped(rank_of: Mapping[int, Rank], slices: Sequence[HeldSlice]) -> Iterator[ExportedBlocks]:
+    last = max(int(each.rows[:, 0].max(initial=0)) for each in slices) >> int(
+        _holder_sets.MASK_BITS
+    )
+    counts = np.zeros((max(last, *rank_of, 0) + 1, TIERS), np.uint64)
+    total = sum(_grouping_kernel.count(each.rows, counts) for each in slices)
+    blocks = np.empty(total, np.uint64)
+    starts = (np.cumsum(counts) - counts.ravel()).astype(np.uint64).reshape(counts.shape)
+    ends = starts.copy()
+    for each in slices:
+        _grouping_kernel.lay(each.rows, ends, blocks)
+    for rank, holder in sorted((rank, holder) for holder, rank in rank_of.items()):
+        for tier in Tier:
+            if counts[holder, tier]:
+                span = slice(int(starts[holder, tier]), int(ends[holder, tier]))
+                yield ExportedBlocks(rank, tier, blocks[span])

@@ -89,6 +89,13 @@ def halves_at(address: np.uint64, length: np.uint64) -> npt.NDArray[np.uint32]:
 
 
 @device
+def word_rows_at(address: int, rows: int, width: int) -> npt.NDArray[np.uint64]:
+    """Return the memory of an array of u64, of shape (rows, width); invalid as `words_at`."""
+    found: npt.NDArray[np.uint64] = numba.carray(_pointer(address), (rows, width), np.uint64)
+    return found
+
+
+@device
 def int_rows_at(address: int, rows: int, width: int) -> npt.NDArray[np.int64]:
     """Return the memory of an array of i64, of shape (rows, width); invalid as `words_at`."""
     found: npt.NDArray[np.int64] = numba.carray(_pointer(address), (rows, width), np.int64)

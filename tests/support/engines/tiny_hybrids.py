@@ -40,13 +40,21 @@ MODELS = {
         "rope_local_base_freq": 10_000.0, "sliding_window": WINDOW_TOKENS,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     },
+    "sizes": {
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text",
+        "hidden_activation": "gelu_pytorch_tanh", "sliding_window": WINDOW_TOKENS,
+        "global_head_dim": 64, "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
     "state": {
         "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next",
         "hidden_act": "silu", "partial_rotary_factor": 0.25,
         "layer_types": ["linear_attention", "linear_attention", "full_attention"],
         "full_attention_interval": 3, "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 16, "linear_value_head_dim": 16,
-        "linear_num_key_heads": 2, "linear_num_value_heads": 2, **_EXPERTS,
+        "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+        "linear_num_key_heads": 1, "linear_num_value_heads": 1,
+        "head_dim": 64, "num_key_value_heads": 4, **_EXPERTS,
     },
     "chunk": {
         "architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text",
@@ -57,7 +65,8 @@ MODELS = {
         "layer_types": ["chunked_attention", "chunked_attention", "full_attention"],
     },
 }  # fmt: skip
-"""Configurations: Gemma 3 with windows, Qwen3-Next with linear attention, Llama 4 with chunks."""
+"""Configurations: Gemma 3 with windows, Gemma 4 with windows in larger blocks than full attention,
+Qwen3-Next with linear attention, Llama 4 with chunks."""
 
 
 def write_tiny_hybrid(directory: Path, kind: str) -> None:

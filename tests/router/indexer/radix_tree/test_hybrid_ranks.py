@@ -278,6 +278,48 @@ def test_a_dump_lists_full_attention_only():
     assert [each.sequence_hashes.tolist() for each in pair.tree.dump()] in ([[1, 2]], [[2, 1]])
 
 
+def test_a_chunk_is_resumed_after_its_begin_as_far_as_it_is_held():
+    layout, prompt = Layout(16, 16, (LayerClass("chunk", 16, 64),)), span(1, 21)
+    pair = Pair()
+    pair.apply(W1, layout, stored(prompt[:14]), class_stored(0, prompt[12:13]))
+    pair.apply(W2, layout, stored(prompt[:14]), class_stored(0, prompt[13:14]))
+    pair.apply(W3, layout, stored(prompt[:14]))
+    found = pair.agree(prompt, 1000)
+    assert [found[rank].device for rank in (W1, W2, W3)] == [13, 12, 12]
+    assert pair.agree(prompt, 12 * 16 + 1)[W1].device == 12
+
+
+def test_a_draft_of_full_attention_costs_the_last_block_of_the_hit():
+    layout, prompt = Layout(16, 16, (STATE,), is_full_eagle=True), span(1, 21)
+    pair = Pair()
+    pair.apply(W1, layout, stored(prompt), class_stored(0, prompt[[14, 18, 19]]))
+    assert [pair.agree(prompt, n)[W1].device for n in (321, 320, 319)] == [19, 19, 15]
+
+
+def test_a_draft_with_a_window_needs_a_block_above_the_hit():
+    layout = Layout(16, 16, (LayerClass("window", 16, 33, is_eagle=True),), is_full_eagle=True)
+    pair, prompt = Pair(), span(1, 21)
+    pair.apply(W1, layout, stored(prompt), class_stored(0, prompt[[10, 11, 12, 18, 19]]))
+    assert pair.agree(prompt, 1000)[W1].device == 12
+    pair.apply(W1, layout, class_stored(0, prompt[17:18]))
+    assert [pair.agree(prompt, n)[W1].device for n in (1000, 320, 319)] == [19, 19, 12]
+
+
+def test_ranks_of_several_words_are_resumed_each_where_it_stands():
+    """200 ranks of three layouts and plain ones, many of which end and begin at one position."""
+    random, pair, prompt = Random(5), Pair(), span(1, 61)
+    layouts = [ONE_WINDOW, TWO_CLASSES, Layout(16, 16, (LayerClass("window", 16, 129),)), None]
+    for worker_id in range(200):
+        layout = random.choice(layouts)
+        events = [stored(prompt[: random.randint(20, 60)])]
+        for c in range(0 if layout is None else len(layout.classes)):
+            start = random.randint(0, 50)
+            events.append(class_stored(c, prompt[start : start + random.choice([1, 2, 8, 20])]))
+        assert pair.apply(Rank(worker_id, 0), layout, *events) == DONE
+    for isl_tokens in (961, 960, 500, 17):
+        pair.agree(prompt, isl_tokens)
+
+
 def _class(random, unit_tokens, is_eagle, is_plain):
     kind = random.choice(["window", "window", "state", "chunk"])
     if kind == "chunk" and (is_eagle or is_plain):
@@ -292,6 +334,8 @@ def _layout(random, unit_tokens):
     """Mostly what engines have; sometimes a layout that only a damaged message has."""
     if random.random() < 0.2:
         return _layout_with_tails(random, unit_tokens)
+    if random.random() < 0.3:
+        return _layout_of_one_class(random, unit_tokens)
     is_eagle, is_plain = random.random() < 0.3, random.random() < 0.5
     made = [_class(random, unit_tokens, is_eagle, is_plain) for _ in range(random.randint(0, 3))]
     classes = tuple(dict.fromkeys(made))
@@ -308,6 +352,14 @@ def _layout_with_tails(random, unit_tokens):
     classes = LayerClass("state", unit_tokens), LayerClass("tail", unit_tokens)
     full = unit_tokens * random.choice([2, 4])
     return Layout(unit_tokens, full, classes, random.random() < 0.3)
+
+
+def _layout_of_one_class(random, unit_tokens):
+    """Blocks of one size; mostly with EAGLE, or a chunk."""
+    kind, are_eagle = random.choice(["window", "state", "chunk"]), random.random() < 0.7
+    tokens = {"window": random.randint(1, 8), "state": 0, "chunk": random.randint(1, 12)}[kind]
+    only = LayerClass(kind, unit_tokens, tokens * unit_tokens, are_eagle and kind != "chunk")
+    return Layout(unit_tokens, unit_tokens, (only,), random.random() < 0.6)
 
 
 def _held(random, prompt, size):

@@ -23,7 +23,8 @@ from router.indexer.base import (
 )
 from router.indexer.radix_tree import _block_table, _holder_sets, radix_tree
 from router.indexer.radix_tree._memory import MAX_HOLDERS
-from router.indexer.radix_tree.radix_tree import RadixTree, blocks_by_rank
+from router.indexer.radix_tree.matches import blocks_by_rank
+from router.indexer.radix_tree.radix_tree import RadixTree
 from router.protocol.events import Cleared, EventBatch, Removed, Stored, pack_batch
 from router.protocol.values import HeldState, Rank, Tier, pack_hashes
 from router.publisher.journal.held_blocks import HeldBlocks
