@@ -74,6 +74,7 @@ WORDS = {
     "holders": "ranks that hold the block",
     "host_pinned_blocks": "leading blocks of the prompt on device or in host memory",
     "host_pinned_extension_blocks": "blocks that host memory adds to the prefix before it",
+    "hybrid": "layout of a hybrid model that no event contains; null: none was registered",
     "incarnation": "incarnation of the process, different after each start",
     "instance_id": "the worker",
     "instances": "cached prefix by worker",

@@ -17,6 +17,7 @@ from router.protocol.dumps import (
     TIER_NAMES,
     TierName,
 )
+from router.protocol.hybrid import HybridSettings
 from router.protocol.loads import LoadGauges
 from router.protocol.replies import (
     OverlapScoresReply,
@@ -260,6 +261,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     max_gpu_lora_count: int | None = None
     model_aliases: list[str] = []
     max_model_len: int | None = None
+    hybrid: HybridSettings | None = None
 
 
 def no_engine(_: Rank) -> EngineView | None:

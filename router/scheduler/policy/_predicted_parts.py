@@ -174,6 +174,8 @@ def begun_s(row: Array, step_s: float, chunk_tokens: float, now_s: float) -> tup
     elapsed_s = max(now_s - row[HEAD_SINCE_S], 0.0) - lag_s
     if elapsed_s < 0:
         return -elapsed_s, 0.0
+    if each_s <= 0:  # without any rate yet
+        return 0.0, 1.0
     begun = min(np.floor(elapsed_s / each_s) + 1, steps)
     return max(begun * each_s - elapsed_s, 0.0), begun / steps
 
@@ -236,7 +238,8 @@ def predict(
 def until_room_s(row: Array, wanted_blocks: float, output_tokens: float, step_s: float) -> float:
     """Return the time until enough requests have ended there to free the missing blocks.
 
-    Requests are assumed to end evenly over the time that one of them streams.
+    Requests that the engine has room for are assumed to end evenly over the time that one of them
+    streams; the others take their places.
     """
     booked = row[DECODE_BLOCKS]
     if math.isnan(booked) or booked < 1:
@@ -245,7 +248,8 @@ def until_room_s(row: Array, wanted_blocks: float, output_tokens: float, step_s:
     lacking = booked + wanted_blocks - row[CAPACITY_BLOCKS]
     if lacking <= 0:
         return 0.0
-    wait_s: float = lacking / booked * (output_tokens * step_s / (1.0 - row[PREFILL_SHARE]))
+    streaming = min(booked, row[CAPACITY_BLOCKS])
+    wait_s: float = lacking / streaming * (output_tokens * step_s / (1.0 - row[PREFILL_SHARE]))
     return wait_s
 
 

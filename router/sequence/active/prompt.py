@@ -162,7 +162,10 @@ class Prompt:
     def __init__(
         self, request: PromptRequest, stages: Stages | None = None, naming: HashKeying = PLAIN
     ) -> None:
-        """Raises InvalidFieldError if a hash of the caller does not fit into 64 bits."""
+        """Hold a request's tokens or hashes.
+
+        Raises InvalidFieldError if a hash of the caller does not fit into 64 bits.
+        """
         self.stages = stages
         self._naming = naming
         self._known: tuple[HashArray, HashArray] | None = None

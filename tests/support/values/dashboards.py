@@ -83,7 +83,7 @@ ROWS = {
         }),
         ("Objectives met", "Of requests with objectives that are over and whose outcome is known: "
          "the share that met them.", "percentunit", {
-             "{{model_name}} {{policy_class}}": "{0} / {1}".format(*(
+             "{{model_name}} {{policy_class}}": "{} / {}".format(*(
                  "sum by (model_name, policy_class) (rate(kv_router_slo_requests_total"
                  f"{{{ROUTERS}, {outcomes}}}[$__rate_interval]))"
                  for outcomes in ('outcome="met"', 'outcome!="unknown"'))),

@@ -22,7 +22,7 @@ from router.runtime.process.json_bodies import MOST_NAMES, decode_now
 from support.chaos.token_fuzz import MANY, agree, mutated, outcome, strictly
 
 DECODER = TokenRequests(SelectRequest)
-EXAMPLES = int(os.environ.get("KV_FUZZ_EXAMPLES", 300))
+EXAMPLES = int(os.environ.get("KV_FUZZ_EXAMPLES", 100))
 
 
 def tokens_of(body):

@@ -47,6 +47,13 @@ async def test_every_recorded_exchange_is_answered_alike(router):
             assert answer.json()["error"] == exchange["response"]["error"]
 
 
+async def test_registered_layout_of_a_hybrid_model_is_shown(router):
+    layout = {"chunk_tokens": 8192, "eagle_groups": [1], "silent_block_sizes": []}
+    answer = await register(router, hybrid=layout)
+    assert (answer.status_code, answer.json()["hybrid"]) == (201, layout)
+    assert (await router.view(1))["hybrid"] == layout
+
+
 # ── Incomplete ───────────────────────────────────────────────────────────────────────────────────
 
 

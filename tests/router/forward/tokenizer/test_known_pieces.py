@@ -51,7 +51,7 @@ TURNS = st.lists(
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama", "parts"])
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(10))
 @given(turns=TURNS, least=st.integers(1, 60))
 def test_cached_and_new_pieces_have_the_same_tokens(name, turns, least):
     counts = []

@@ -317,7 +317,7 @@ def engine_events(draw):
     return event
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(50))
 @given(st.lists(engine_events() | garbage, max_size=6))
 @example([["BlockRemoved", [1], "GPU"], ["BlockRemoved", [2.5], "GPU"], ["BlockRemoved", [3]]])
 def test_garbage_anywhere_costs_only_its_own_event(events):
@@ -348,7 +348,7 @@ def extended_events(draw):
     return {"type": kind, **fields, **extra}, first
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(80))
 @given(st.lists(extended_events(), max_size=4))
 def test_first_unknown_field_is_named_and_changes_no_block(extended):
     events = [event for event, _ in extended]
@@ -381,7 +381,7 @@ def test_unknown_fields_are_named_by_position_or_by_a_bounded_name(event, field)
     assert (field or "") in (found or "")
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(50))
 @given(st.data())
 def test_changed_bytes_never_raise_anything_else(data):
     packed = bytearray(payload(*data.draw(st.lists(engine_events(), max_size=4))))

@@ -73,7 +73,7 @@ def play(random):
             edge.feed(*engine.step())
 
 
-@settings(max_examples=examples(12))
+@settings(max_examples=examples(6))
 @given(st.integers(0, 2**32))
 def test_a_length_that_is_called_exact_is_what_the_engine_finds(seed):
     for length, is_exact, truth in play(Random(seed)):

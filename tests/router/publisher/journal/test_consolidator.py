@@ -246,7 +246,7 @@ class ConsolidatedMachine(RuleBasedStateMachine):
 
 
 TestConsolidated = ConsolidatedMachine.TestCase
-TestConsolidated.settings = settings(max_examples=examples(40), stateful_step_count=40)
+TestConsolidated.settings = settings(max_examples=examples(16), stateful_step_count=40)
 
 
 def test_tier_of_two_sources_is_published_once():

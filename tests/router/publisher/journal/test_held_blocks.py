@@ -195,7 +195,7 @@ class AgainstBruteForce(RuleBasedStateMachine):
             assert set(self.held.held(tier).tolist()) == self.model.sets[tier]
 
 
-AgainstBruteForce.TestCase.settings = settings(max_examples=examples(40))
+AgainstBruteForce.TestCase.settings = settings(max_examples=examples(20))
 TestAgainstBruteForce = AgainstBruteForce.TestCase
 
 
@@ -246,11 +246,11 @@ class AgainstTheDefinition(RuleBasedStateMachine):
             assert sorted(ours.tolist()) == sorted(theirs.tolist())
 
 
-AgainstTheDefinition.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=30)
+AgainstTheDefinition.TestCase.settings = settings(max_examples=examples(10), stateful_step_count=30)
 TestAgainstTheDefinition = AgainstTheDefinition.TestCase
 
 
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(25))
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 400), st.integers(1, 60))))
 def test_runs_that_come_and_go_leave_no_trace(steps):
     """Names in sequence, not spread at all: long runs of slots, pulled back again and again."""

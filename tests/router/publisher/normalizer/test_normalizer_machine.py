@@ -218,7 +218,7 @@ class NormalizerMachine(RuleBasedStateMachine):
 
 
 NormalizerMachine.TestCase.settings = settings(
-    max_examples=examples(50),
+    max_examples=examples(25),
     stateful_step_count=40,
     suppress_health_check=list(HealthCheck),
 )

@@ -55,7 +55,7 @@ def shown(part):
 SOME = st.lists(EVENTS | st.builds(removed, st.lists(HASHES, max_size=3)), max_size=12)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(st.lists(SOME, max_size=4), st.sampled_from([9, 1_000]))
 def test_batches_and_single_events_lead_to_the_same(batches, known_blocks):
     limits = NormalizerLimits(known_blocks=known_blocks)
@@ -81,7 +81,7 @@ def test_runs_are_of_events_that_are_alike():
     ]  # fmt: skip
 
 
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(25))
 @given(SOME)
 def test_decoding_joins_what_is_alike_and_loses_nothing(events):
     batch = decode_engine_batch(payload(*map(reported, events)))
@@ -100,7 +100,7 @@ def test_a_name_stored_twice_in_a_run_goes_with_its_second_copy():
     assert edge.held() == set()
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(st.lists(st.tuples(st.none() | HASHES, st.integers(1, 300)), max_size=8), st.randoms())
 def test_paths_are_held_as_if_they_came_one_by_one(paths, random):
     together, one_by_one = HeldBlocks(), HeldBlocks()

@@ -233,7 +233,7 @@ BITS = st.sampled_from(
 )
 
 
-@settings(max_examples=600)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_heads_with_any_values_mean_what_the_parser_reads(data):
     heads, recent = knowing_all(), {}

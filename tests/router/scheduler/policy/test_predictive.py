@@ -176,7 +176,7 @@ def test_waits_for_room_where_requests_do_not_fit():
     full = parts({ranks.DECODE_BLOCKS: 9_900})
     booked = 9_900 + 9 * 100 / 16
     lacking = booked + 131.25 - 10_000
-    assert full[kernel.ROOM_S] == pytest.approx(lacking / booked * 100 * 0.0236 / 0.5)
+    assert full[kernel.ROOM_S] == pytest.approx(lacking / min(booked, 10_000) * 100 * 0.0236 / 0.5)
     assert parts({ranks.DECODE_BLOCKS: np.nan})[kernel.ROOM_S] == 0
 
 

@@ -294,7 +294,7 @@ class Consistent(RuleBasedStateMachine):
         assert [each.deficit_tokens for each in self.queue.queues] == self.naive.deficits
 
 
-Consistent.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=30)
+Consistent.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30)
 TestConsistent = Consistent.TestCase
 
 

@@ -280,5 +280,5 @@ class Consistent(RuleBasedStateMachine):
         assert self.active.active_requests == len(self.ids)
 
 
-Consistent.TestCase.settings = settings(max_examples=examples(40))
+Consistent.TestCase.settings = settings(max_examples=examples(20))
 TestConsistent = Consistent.TestCase

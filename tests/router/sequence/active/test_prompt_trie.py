@@ -95,7 +95,7 @@ class Against(RuleBasedStateMachine):
             assert self.table.row(rank)[DECODE_BLOCKS] == expected
 
 
-Against.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=30)
+Against.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=30)
 TestAgainstCounts = Against.TestCase
 
 

@@ -267,7 +267,7 @@ class Consistent(RuleBasedStateMachine):
         assert len(self.tracker) == len(self.live)
 
 
-Consistent.TestCase.settings = settings(max_examples=examples(40))
+Consistent.TestCase.settings = settings(max_examples=examples(20))
 TestConsistent = Consistent.TestCase
 
 

@@ -1,4 +1,7 @@
-"""The command, and the whole corpus, played over sockets to a router process in direct mode."""
+"""The command, and a third of the corpus, played over sockets to a router process in direct mode.
+
+`kv-router conformance` plays all of it.
+"""
 
 import json
 
@@ -19,11 +22,12 @@ NAIVE = "support.processes.naive_router:NaiveRouter"
 @pytest.mark.timeout(300)
 async def test_every_count_is_right_or_said_to_be_uncertain(tmp_path):
     patience = Patience(settle_s=1.0, limit_s=20.0)
-    rows, unavailable = await play(SCENARIOS, {"ours": KvRouter}, tmp_path, patience)
+    scenarios = SCENARIOS[::3]
+    rows, unavailable = await play(scenarios, {"ours": KvRouter}, tmp_path, patience)
     assert not unavailable
     cells = [
         (scenario, row["ours"])
-        for scenario, row in zip(SCENARIOS, rows, strict=True)
+        for scenario, row in zip(scenarios, rows, strict=True)
         if not scenario.convention
     ]
     wrong = {scenario.name: cell for scenario, cell in cells if cell.mark is not Mark.RIGHT}
