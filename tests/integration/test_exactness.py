@@ -31,7 +31,7 @@ def conversations(count, seed):
         turns = [t for t in turns if t]
 
 
-@pytest.mark.parametrize(("num_blocks", "count", "evicts"), [(2048, 12, False), (96, 30, True)])
+@pytest.mark.parametrize(("num_blocks", "count", "evicts"), [(2048, 12, False), (128, 60, True)])
 async def test_predictions_equal_the_engines_own_count(fleet, num_blocks, count, evicts):
     """3 workers × 2 ranks, conversations; with a pool that holds everything, and a small one."""
     await fleet.start(workers=3, dp_size=2, **{"num-blocks": num_blocks})

@@ -248,7 +248,7 @@ def until_room_s(row: Array, wanted_blocks: float, output_tokens: float, step_s:
     lacking = booked + wanted_blocks - row[CAPACITY_BLOCKS]
     if lacking <= 0:
         return 0.0
-    streaming = min(booked, row[CAPACITY_BLOCKS])
+    streaming = max(min(booked, row[CAPACITY_BLOCKS]), 1.0)
     wait_s: float = lacking / streaming * (output_tokens * step_s / (1.0 - row[PREFILL_SHARE]))
     return wait_s
 

@@ -146,7 +146,7 @@ async def test_one_router_of_a_fleet_polls_an_engine(nats_server, eventually):
             asked = server.requests
             await asyncio.sleep(2.0)
             assert server.requests - asked <= 3
-            assert await is_shared()
+            await eventually(is_shared)
             name = 'kv_router_worker_foreign_requests{dp_rank="0",worker_id="1"}'
             for router in routers:
                 await until_metric(router, eventually, name, 3)

@@ -225,4 +225,5 @@ def room_s(row, isl_tokens, output, step_s):
     wanted = (isl_tokens + output) / row[BLOCK_SIZE] - present(row, isl_tokens)
     lacking = taken + wanted - row[CAPACITY_BLOCKS]
     stream_s = output * step_s / (1.0 - row[ranks.PREFILL_SHARE])
-    return max(lacking, 0.0) / taken * stream_s
+    in_use = max(min(taken, row[CAPACITY_BLOCKS]), 1.0)
+    return max(lacking, 0.0) / in_use * stream_s
