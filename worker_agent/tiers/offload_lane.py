@@ -80,10 +80,7 @@ class OffloadLane:
             wanted = self.pace.take(
                 wanted, now_s, is_load_waiting=is_load_waiting, is_decoding=is_decoding
             )
-        taken = self.queue.take(wanted)
-        there = [each for each in taken if has(each.name.identity)]
-        missing = [each for each in taken if not has(each.name.identity)]
-        return OffloadBatch(list(self._policy.admitted(missing, now_s)), there)
+        return self._batch(*_parted(self.queue.take(wanted), has), now_s)
 
     def urgent(
         self, waiting: Sequence[Waiting], has: Callable[[bytes], bool], now_s: float
@@ -92,12 +89,11 @@ class OffloadLane:
 
         Their rate is not limited. While too many batches are in progress, blocks are dropped.
         """
-        there = [each for each in waiting if has(each.name.identity)]
-        missing = [each for each in waiting if not has(each.name.identity)]
+        missing, there = _parted(waiting, has)
         if missing and self.batches >= MAX_URGENT_BATCHES:
             self.queue.dropped_blocks += len(missing)
             return OffloadBatch([], there)
-        return OffloadBatch(list(self._policy.admitted(missing, now_s)), there)
+        return self._batch(missing, there, now_s)
 
     def wait_s(self) -> float | None:
         """Return the time until blocks are due, or None if that does not depend on time."""
@@ -110,6 +106,11 @@ class OffloadLane:
         self.queue.check_invariants()
         assert 0 <= self.batches <= MAX_URGENT_BATCHES
 
+    def _batch(
+        self, missing: Sequence[Waiting], there: list[Waiting], now_s: float
+    ) -> "OffloadBatch":
+        return OffloadBatch(list(self._policy.admitted(missing, now_s)), there)
+
 
 class OffloadBatch(Struct, frozen=True):
     """Blocks due for storing in a tier.
@@ -119,3 +120,14 @@ class OffloadBatch(Struct, frozen=True):
 
     missing: list[Waiting]
     there: list[Waiting]
+
+
+def _parted(
+    waiting: Sequence[Waiting], has: Callable[[bytes], bool]
+) -> tuple[list[Waiting], list[Waiting]]:
+    """Return the blocks that the tier lacks, and those that it has."""
+    missing: list[Waiting] = []
+    there: list[Waiting] = []
+    for each in waiting:
+        (there if has(each.name.identity) else missing).append(each)
+    return missing, there

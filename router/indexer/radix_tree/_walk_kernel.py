@@ -91,7 +91,7 @@ def floor_to(size: int, number: int) -> int:
 
 @device
 def memory_words(words: int, blocks: int) -> int:
-    """Return the memory, in words, of a walk of rows in so many words along so many blocks."""
+    """Return the size of a walk in words of memory: its rows are bits of `words` words."""
     return words * (64 * ROW_COLUMNS + 2 * MAX_CLASSES + 1) + blocks // 2 + 1
 
 

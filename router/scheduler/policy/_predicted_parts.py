@@ -82,7 +82,7 @@ MEASURED_BURSTS = 3.0
 
 
 class Request(NamedTuple):
-    """What a request's parts depend on, other than the candidate.
+    """A request, and the figures that are the same for all of its candidates.
 
     `arrivals`: requests that queue on a rank, per second of the queue's work. `followers`: later
     requests that this one binds to its rank. `reuse`: prompt tokens found cached per computed one.

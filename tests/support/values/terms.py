@@ -198,6 +198,8 @@ def begun(row, step_s, chunk, now_s):
     elapsed_s = max(now_s - row[ranks.HEAD_SINCE_S], 0.0) - lag_s
     if elapsed_s < 0:
         return -elapsed_s, 0.0
+    if each_s <= 0:
+        return 0.0, 1.0
     count = min(math.floor(elapsed_s / each_s) + 1, steps)
     return max(count * each_s - elapsed_s, 0.0), count / steps
 

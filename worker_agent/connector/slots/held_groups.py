@@ -88,7 +88,7 @@ class _Search:
 
     def full(self) -> int:
         """Hold full attention's blocks, and return the last boundary before which all are there."""
-        end = self._groups.aligned(len(self._blocks.sequence) - 1)
+        end = self._blocks.last_boundary
         for index, group in self._groups.full:
             first, last = self._start // group.block_size, end // group.block_size
             if first < last:

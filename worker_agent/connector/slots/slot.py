@@ -74,7 +74,7 @@ class Slot:
     @property
     def last_boundary(self) -> int:
         """The last token at which its prompt could be resumed."""
-        return self._transfers.last_boundary
+        return self._blocks.last_boundary
 
     def names_behind(self, num_computed: int, known_tokens: int, limit: int) -> list[BlockName]:
         """Return blocks that could serve to resume its prompt behind `known_tokens`.

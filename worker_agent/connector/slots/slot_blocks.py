@@ -44,6 +44,11 @@ class SlotBlocks:
         self._prefixes: list[BlockName] = []
         self._group_names: list[dict[int, BlockName]] = [{} for _ in groups.all]
 
+    @property
+    def last_boundary(self) -> int:
+        """The last token at which it could be resumed; at least one is left to be computed."""
+        return self._groups.aligned(len(self.sequence) - 1)
+
     def names(self, group: int, first: int, end: int) -> list[BlockName]:
         """Return the names of a group's full blocks `first` to `end`. O(those not named before)."""
         of_group = self._groups.all[group]

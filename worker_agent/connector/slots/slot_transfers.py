@@ -1,6 +1,6 @@
 """The transfers of one request: loads from lower tiers, and stores into them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -67,7 +67,7 @@ class SlotTransfers:
         self._blocks = blocks
         self._facts = facts
         self._held = NOTHING_HELD
-        self._boundaries = {facts.groups.aligned(len(blocks.sequence) - 1)}
+        self._boundaries = {blocks.last_boundary}
         self._full_at = 0
         """Number of tokens at which the next block may be full."""
         self._stored_tokens = 0
@@ -92,14 +92,9 @@ class SlotTransfers:
         verified_blocks = self.ledger.verified_blocks if groups.is_single else 0
         return self._held.start + verified_blocks * groups.unit
 
-    @property
-    def last_boundary(self) -> int:
-        """The last token at which the prompt could be resumed."""
-        return self._facts.groups.aligned(len(self._blocks.sequence) - 1)
-
     def names_behind(self, num_computed: int, known_tokens: int, limit: int) -> list[BlockName]:
         """See `Slot.names_behind`."""
-        groups, end = self._facts.groups, self.last_boundary
+        groups, end = self._facts.groups, self._blocks.last_boundary
         found: list[BlockName] = []
         for index, group in (*groups.full, *groups.windows):
             size, first = group.block_size, known_tokens // group.block_size
@@ -132,12 +127,7 @@ class SlotTransfers:
 
         Raises SlotOperationError if the request has too few device blocks.
         """
-        names: list[BlockName] = []
-        blocks: list[int] = []
-        for part in self._held.parts:
-            more = self._of_group(part.group, part.places)
-            names += more[0]
-            blocks += more[1]
+        names, blocks = self._of_groups((part.group, part.places) for part in self._held.parts)
         runs = [run for part in self._held.parts for run in part.blocks.runs]
         if not self._facts.groups.is_single:
             slowest = max(tier for tier, _ in runs)
@@ -178,15 +168,10 @@ class SlotTransfers:
 
     def _full_blocks(self, end: int) -> _Moved:
         """Return full attention's blocks that are full and not stored yet."""
-        names: list[BlockName] = []
-        blocks: list[int] = []
-        for index, group in self._facts.groups.full:
-            first, last = self._stored_tokens // group.block_size, end // group.block_size
-            if first < last:
-                more = self._of_group(index, slice(first, last))
-                names += more[0]
-                blocks += more[1]
-        return names, blocks
+        sizes = [(index, group.block_size) for index, group in self._facts.groups.full]
+        stored = self._stored_tokens
+        places = ((index, slice(stored // size, end // size)) for index, size in sizes)
+        return self._of_groups((index, each) for index, each in places if each.start < each.stop)
 
     def _passing_blocks(self, num_computed: int, end: int) -> _Moved:
         """Return the windows' blocks before boundaries that are full and not stored yet.
@@ -212,6 +197,16 @@ class SlotTransfers:
             first = max(low, group.first_needed(boundary))
             places.update(range(first, min(boundary, end) // size))
         return sorted(places)
+
+    def _of_groups(self, parts: Iterable[tuple[int, slice]]) -> _Moved:
+        """Return the blocks of each group at these places, one group after another."""
+        names: list[BlockName] = []
+        blocks: list[int] = []
+        for group, places in parts:
+            more = self._of_group(group, places)
+            names += more[0]
+            blocks += more[1]
+        return names, blocks
 
     def _of_group(self, group: int, places: slice) -> _Moved:
         """Return a group's blocks. Raises SlotOperationError if the request lacks one."""
