@@ -15,6 +15,7 @@ from router.sequence.rank_table import (
     DECODE_SIDE,
     EAGLE,
     HELD_BLOCKS,
+    HYBRID,
     MAX_BATCHED_TOKENS,
     TRUST_WEIGHT,
     USED_BLOCKS,
@@ -68,6 +69,7 @@ class RankStatus:
         row = self._table.row(rank)
         row[HELD_BLOCKS] = self.held_blocks(rank)
         row[USED_BLOCKS] = self._fleet.used_blocks(rank, now_s)
+        row[HYBRID] = not self._index.keeps_prompts(rank)
         if not is_trusted:
             row[TRUST_WEIGHT] = self._weights.weight(self.trust(rank, now_s).state)
 

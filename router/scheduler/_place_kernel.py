@@ -27,7 +27,14 @@ from router.sequence.active._booking_rows import (
 from router.sequence.active._booking_steps import reusable_blocks
 from router.sequence.active._prompt_trie import shared_way
 from router.sequence.hashing._hash_kernel import prompt_hashes
-from router.sequence.rank_table import BLOCK_SIZE, DECODE_BLOCKS, DECODE_SIDE, EAGLE, RANK_COLUMNS
+from router.sequence.rank_table import (
+    BLOCK_SIZE,
+    DECODE_BLOCKS,
+    DECODE_SIDE,
+    EAGLE,
+    HYBRID,
+    RANK_COLUMNS,
+)
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -93,6 +100,8 @@ def subtract_depths(
 ) -> None:
     """Subtract from NEW_BLOCKS the leading blocks that booked requests hold there.
 
+    Of a booked prompt, a hybrid model can resume no more than where its engine will leave a
+    checkpoint, which is not known before. So there only what can be resumed now is not new.
     `depths`: scratch by slot, zeroed again.
     """
     trie = trie_at(bookings)
@@ -107,7 +116,8 @@ def subtract_depths(
             use = trie.uses[use, NEXT_USE]
         position, node = trie.nodes[node, START], trie.nodes[node, PARENT]
     for i in range(len(places)):
-        terms[places[i, 0], NEW_BLOCKS] -= depths[places[i, 1]]
+        row, held = terms[places[i, 0]], depths[places[i, 1]]
+        row[NEW_BLOCKS] -= min(held, row[CACHED_BLOCKS]) if row[HYBRID] else held
     depths[:] = 0.0
 
 

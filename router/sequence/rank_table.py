@@ -77,7 +77,10 @@ PROMISED_TOKENS_PER_S = 38  # Σ 1 / time per output token promised to requests 
 COMPLETED_TOKENS = 39  # computed for them
 COMPLETED_CONTEXTS = 40  # their attention work
 
-RANK_COLUMNS = 41
+# Properties of the model, written by the core.
+HYBRID = 41  # 1: its engine keeps parts of prompts only (`router.protocol.hybrid`)
+
+RANK_COLUMNS = 42
 
 FIRST_CAPACITY = 16
 

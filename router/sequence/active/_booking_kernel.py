@@ -146,7 +146,9 @@ def book(
     tokens = max(isl_tokens - cached_tokens, 0)
     row[PREFILL_TOKENS], row[STAGE] = tokens, QUEUED
     figures, sums = booked(state)[booking], figures_of(state, SLOT_FIGURES, SLOT_FIGURES_COLUMNS)
-    in_flight = reusable_blocks(row[IN_FLIGHT_BLOCKS], isl_tokens, block_size, 0)
+    in_flight = 0.0
+    if not ranks[slot, table.HYBRID]:  # else earlier prompts may leave no place to resume this one
+        in_flight = reusable_blocks(row[IN_FLIGHT_BLOCKS], isl_tokens, block_size, 0)
     left = min(tokens, isl_tokens - in_flight * block_size)
     row[UNSHARED_TOKENS] = left
     figures[CONTEXTS] = left * (isl_tokens - left / 2)

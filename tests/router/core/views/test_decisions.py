@@ -13,8 +13,10 @@ from router.protocol.hybrid import HybridState, LayerClass, Layout
 from router.protocol.replies import BlockSource, TrustState
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.protocol.values import HeldState, Tier, pack_hashes
+from router.scheduler.terms import NEW_BLOCKS
 from router.sequence.active.prompt import prepare
 from router.sequence.hashing._digest import digest
+from router.sequence.rank_table import QUEUED_TOKENS
 from support.values.builders import BLOCK_SIZE, World, rank
 
 PROMPT = list(range(40))
@@ -171,6 +173,22 @@ def test_bookings_expect_what_can_be_resumed(world):
     world.core.handle(Reserve(request, prepare(request, ())), 0.0)
     load = world.core.tracker.active(rank(1))
     assert load.active_prefill_tokens == 2 * (len(PROMPT) - 4 * BLOCK_SIZE)
+
+
+def test_prompts_in_flight_on_a_hybrid_rank_promise_nothing(world):
+    cache_hybrid(world, 1, 9, slice(2, 4))
+    cache(world, 2, 4)
+    new_blocks = {}
+    for worker_id in (1, 2):
+        for request_id in ("x", "y"):
+            world.book(f"{request_id}{worker_id}", PROMPT, allowed_worker_ids=[worker_id])
+        request = SelectRequest(token_ids=PROMPT, allowed_worker_ids=[worker_id])
+        placement = world.core.handle(Select(request, prepare(request, ())), 0.0)[0]
+        new_blocks[worker_id] = placement.choice.table.column(NEW_BLOCKS).tolist()
+    left_tokens = len(PROMPT) - 4 * BLOCK_SIZE
+    assert new_blocks == {1: [BLOCKS - 4], 2: [0]}
+    queued = [world.core.ranks.row(rank(each))[QUEUED_TOKENS] for each in (1, 2)]
+    assert queued == [2 * left_tokens, left_tokens + BLOCK_SIZE]
 
 
 def test_overlap_scores_show_full_attention_and_what_can_be_resumed(world):
