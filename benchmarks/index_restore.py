@@ -9,8 +9,7 @@ from peer import PeerTree, stored_event
 from rows import Row
 from timing import Bounded, Scale, alternate
 
-from router.indexer.base import ExportedBlocks
-from router.indexer.dumps import IndexDump, RankState
+from router.indexer.dumps import RankState
 from router.indexer.radix_tree.radix_tree import RadixTree
 from router.indexer.snapshot import decode_snapshot, encode_snapshot
 from router.indexer.trusted_index import TrustedIndex
@@ -48,8 +47,7 @@ def _filled(blocks: int) -> TrustedIndex:
     for worker_id in range(WORKERS):
         rank = Rank(worker_id, 0)
         hashes = random_hashes(random, -(-blocks // WORKERS))
-        held = ExportedBlocks(rank, Tier.DEVICE, hashes)
-        index.resume(_state(rank, hashes), [held], 0.0)
+        index.resume(_state(rank, hashes), [(Tier.DEVICE, hashes)], 0.0)
     _settle(index)
     return index
 
@@ -60,8 +58,8 @@ def _settle(index: TrustedIndex) -> None:
 
 
 def _snapshot(index: TrustedIndex) -> memoryview:
-    states, dump = index.rank_states(), IndexDump({}, list(index.dump_slices()))
-    return encode_snapshot(StreamPosition("", 0), states, dump)
+    states, slices = index.rank_states(), list(index.dump_slices())
+    return encode_snapshot(StreamPosition("", 0), states, slices)
 
 
 def _state(rank: Rank, hashes: HashArray) -> RankState:
@@ -73,7 +71,7 @@ def _restore_s(payload: memoryview) -> float:
     index = _blind()
     start = perf_counter()
     for each in decode_snapshot(payload).ranks:
-        index.resume(each.state, each.blocks, 0.0)
+        index.resume(each.state, each.held, 0.0)
     _settle(index)
     seconds = perf_counter() - start
     if len(index.rank_states()) != WORKERS:

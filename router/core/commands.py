@@ -17,7 +17,7 @@ from router.indexer.event_log import LogVerdict
 from router.indexer.rank_index import SourceFault
 from router.indexer.snapshot import RankSnapshot
 from router.protocol.catalogue import Lifecycle, WorkerAnnouncement
-from router.protocol.events import LogMessage, TierBlocks
+from router.protocol.events import ClassBlocks, LogMessage, TierBlocks
 from router.protocol.loads import Beacon, LoadReport, PolledLoad
 from router.protocol.replicas import PeerMessage, PromptUsage
 from router.protocol.requests import ReserveRequest, SelectRequest
@@ -137,12 +137,14 @@ class Resume(Command[bool], frozen=True, tag="resume"):
 
     state: RankState
     blocks: tuple[TierBlocks, ...]
+    class_blocks: tuple[ClassBlocks, ...] = ()
 
     @classmethod
     def of(cls, snapshot: RankSnapshot) -> "Resume":
         """Return the command for a snapshot. O(blocks)."""
         blocks = (TierBlocks(b.tier, pack_hashes(b.sequence_hashes)) for b in snapshot.blocks)
-        return cls(snapshot.state, tuple(blocks))
+        classes = (ClassBlocks(i, pack_hashes(h)) for i, h in enumerate(snapshot.class_blocks))
+        return cls(snapshot.state, tuple(blocks), tuple(classes))
 
 
 class Settle(Command[bool], frozen=True, tag="settle"):

@@ -37,7 +37,7 @@ from router.core.reservations import Reservations
 from router.core.settings import CoreSettings
 from router.core.usage_check import UsageCheck
 from router.errors import InvalidFieldError
-from router.indexer.base import ExportedBlocks, HeldSlice, Indexer, IndexMode, OverlapScores
+from router.indexer.base import HeldSlice, Indexer, IndexMode, OverlapScores
 from router.indexer.dumps import IndexDump, RankBlocks, dumped_blocks
 from router.indexer.event_log import LogVerdict
 from router.indexer.predictions import Predictions
@@ -49,7 +49,7 @@ from router.protocol.replicas import (
     ProgressTold,
 )
 from router.protocol.requests import PotentialLoadsRequest, PromptRequest, SelectRequest
-from router.protocol.values import Identity, Rank, Scope, unpack_hashes
+from router.protocol.values import TIERS, Identity, Rank, Scope, unpack_hashes
 from router.scheduler.eligibility import Eligibility
 from router.scheduler.objectives import ObjectiveRules
 from router.scheduler.policy.registry import Policies
@@ -357,11 +357,11 @@ class RouterCore:
         worker = self.fleet.get(rank.worker_id)
         if worker is not None and worker.announcement.source(rank) is not None:
             return False, []
-        blocks = [
-            ExportedBlocks(rank, each.tier, unpack_hashes(each.sequence_hashes))
-            for each in command.blocks
-        ]
-        return self.index.resume(command.state, blocks, now_s), []
+        held = [(int(each.tier), unpack_hashes(each.sequence_hashes)) for each in command.blocks]
+        for of_class in command.class_blocks:
+            place = TIERS + of_class.class_index
+            held.append((place, unpack_hashes(of_class.sequence_hashes)))
+        return self.index.resume(command.state, held, now_s), []
 
     def _settle(self, _: commands.Settle, now_s: float) -> Handled[bool]:
         return self.index.settle(SETTLED_RANKS, now_s), []

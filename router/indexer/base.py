@@ -225,6 +225,9 @@ class Indexer(Protocol):
         meanwhile may show blocks that belong to another rank by then.
         """
 
+    def dump_class_slices(self) -> Iterator[HeldSlice]:
+        """Yield the blocks of hybrid ranks' classes like `dump_slices`, class c as tier c."""
+
     def stats(self) -> IndexStats:
         """Return the size of the index and the results of its checks. O(1)."""
 

@@ -187,11 +187,11 @@ class ConcurrentIndex:
 
     def dump_slices(self) -> Iterator[HeldSlice]:
         """Yield all held blocks in slices, by shard; waits before each until the shard is idle."""
-        for shard in self._shards:
-            self._settle(shard)
-            for part in shard.index.dump_slices():
-                yield part
-                self._settle(shard)
+        return self._slices(lambda index: index.dump_slices())
+
+    def dump_class_slices(self) -> Iterator[HeldSlice]:
+        """Yield the blocks of hybrid ranks' classes like `dump_slices`, class c as tier c."""
+        return self._slices(lambda index: index.dump_class_slices())
 
     def stats(self) -> IndexStats:
         """Return the sums over the shards."""
@@ -225,6 +225,13 @@ class ConcurrentIndex:
         """Return the indexes of all shards, idle until the next change is posted."""
         self._settle(*self._shards)
         return [shard.index for shard in self._shards]
+
+    def _slices(self, dump: Callable[[Indexer], Iterator[HeldSlice]]) -> Iterator[HeldSlice]:
+        for shard in self._shards:
+            self._settle(shard)
+            for part in dump(shard.index):
+                yield part
+                self._settle(shard)
 
     def _settle(self, *shards: Shard) -> None:
         self._raise_failure()

@@ -101,6 +101,10 @@ class DisabledIndex:
         self.dump()
         return iter(())
 
+    def dump_class_slices(self) -> Iterator[HeldSlice]:
+        """Return nothing."""
+        return iter(())
+
     def stats(self) -> IndexStats:
         """Return the figures of an empty index."""
         return IndexStats()

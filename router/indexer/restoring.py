@@ -11,8 +11,15 @@ from router.indexer.base import ExportedBlocks, HeldSummary, Indexer
 from router.indexer.dumps import RankState
 from router.indexer.healing import Resync
 from router.indexer.rank_index import RankIndex
-from router.indexer.slices import FILL_SLICE_BLOCKS, SLICE_BLOCKS, Unfinished, stage_all
+from router.indexer.slices import (
+    FILL_SLICE_BLOCKS,
+    SLICE_BLOCKS,
+    HeldBlocks,
+    Unfinished,
+    stage_all,
+)
 from router.protocol.events import unpack_state
+from router.protocol.hybrid import Layout
 from router.protocol.values import Rank, Scope
 
 
@@ -63,14 +70,14 @@ class Restoring:
         self._unfinished[rank] = self._restored(place, rank, event_id, blocks, now_s)
         return True
 
-    def resume(self, state: RankState, blocks: Iterable[ExportedBlocks], now_s: float) -> bool:
+    def resume(self, state: RankState, held: HeldBlocks, now_s: float) -> bool:
         """Implement `TrustedIndex.resume`."""
         place = self._blind_place(state.rank)
         if place is None or (place.scope, place.identity) != (state.scope, state.identity):
             return False
         self._unsettled[state.rank] = None
         place.is_unsettled = True
-        self._unfinished[state.rank] = self._resumed(place, state, blocks, now_s)
+        self._unfinished[state.rank] = self._resumed(place, state, held, now_s)
         return True
 
     def settle(self, ranks: int, now_s: float) -> bool:
@@ -115,23 +122,24 @@ class Restoring:
         blocks: Iterable[ExportedBlocks],
         now_s: float,
     ) -> Iterator[None]:
-        yield from self._staged(place, rank, blocks)
+        held = ((each.tier, each.sequence_hashes) for each in blocks)
+        yield from self._staged(place, rank, held, None)
         place.log.restored(event_id, now_s)
 
     def _resumed(
-        self, place: RankIndex, state: RankState, blocks: Iterable[ExportedBlocks], now_s: float
+        self, place: RankIndex, state: RankState, held: HeldBlocks, now_s: float
     ) -> Iterator[None]:
-        is_kept = yield from self._staged(place, state.rank, blocks)
-        place.packed_state = state.packed_state
+        layout = None if state.hybrid is None else state.hybrid.layout
+        is_kept = yield from self._staged(place, state.rank, held, layout)
+        place.packed_state, place.hybrid = state.packed_state, state.hybrid
         place.log.resume(state.incarnation, state.event_id)
         if not is_kept:
             self._healing.refuse(place, now_s)
 
     def _staged(
-        self, place: RankIndex, rank: Rank, blocks: Iterable[ExportedBlocks]
+        self, place: RankIndex, rank: Rank, held: HeldBlocks, layout: Layout | None
     ) -> Generator[None, None, bool]:
         """Replace all that the rank holds by these blocks. Returns False if some found no room."""
-        held = ((each.tier, each.sequence_hashes) for each in blocks)
         is_kept = yield from stage_all(place.indexer, rank, held, self.staged_slice_blocks)
-        place.indexer.commit_staged(rank)
+        place.indexer.commit_staged(rank, layout)
         return is_kept

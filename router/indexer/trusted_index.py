@@ -28,7 +28,13 @@ from router.indexer.event_log import LogVerdict
 from router.indexer.healing import Resync
 from router.indexer.rank_index import EVENTS_OFF, NO_CACHE, RankIndex, SourceFault
 from router.indexer.restoring import Restoring
-from router.indexer.slices import SLICE_BLOCKS, Unfinished, apply_rest, replace_all
+from router.indexer.slices import (
+    SLICE_BLOCKS,
+    HeldBlocks,
+    Unfinished,
+    apply_rest,
+    replace_all,
+)
 from router.protocol.events import STATE_WORDS, EventBatch, LogMessage, pack_state, unpack_state
 from router.protocol.hybrid import Layout
 from router.protocol.loads import LoadReport
@@ -213,14 +219,14 @@ class TrustedIndex:
         """
         return self._restoring.restore(rank, event_id, blocks, now_s)
 
-    def resume(self, state: RankState, blocks: Iterable[ExportedBlocks], now_s: float) -> bool:
+    def resume(self, state: RankState, held: HeldBlocks, now_s: float) -> bool:
         """Begin to fill a blind rank from a snapshot, to continue from its cursor.
 
         Returns False if it is not blind, or its scope or identity differs. The rest follows with
         `apply_slice`. Some blocks may be newer than the cursor: until `settle`, differing sums are
         ignored.
         """
-        return self._restoring.resume(state, blocks, now_s)
+        return self._restoring.resume(state, held, now_s)
 
     def settle(self, ranks: int, now_s: float) -> bool:
         """Verify up to `ranks` resumed ranks by their last reports. Returns False if none is left.
@@ -232,20 +238,23 @@ class TrustedIndex:
     def rank_states(self) -> list[RankState]:
         """Return the states of current ranks, without those with an incomplete checkpoint.
 
-        Nor those of hybrid models, whose classes snapshots do not contain: their next checkpoint in
-        the stream restores them. A rank with a message applied in part has the state before it.
-        O(ranks), below 1 µs each.
+        A rank with a message applied in part has the state before it. O(ranks), below 1 µs each.
         """
         return [
             RankState(
-                place.scope, rank, place.identity, log.incarnation, log.cursor, place.packed_state
+                place.scope,
+                rank,
+                place.identity,
+                log.incarnation,
+                log.cursor,
+                place.packed_state,
+                place.hybrid,
             )
             for rank, place in self._ranks.items()
             if (log := place.log).incarnation is not None
             and log.broken_reason is None
             and not log.is_collecting
             and not place.is_unsettled
-            and place.hybrid is None
         ]
 
     def compare(self, report: LoadReport, fresh_at_s: float | None, now_s: float) -> None:
@@ -312,8 +321,9 @@ class TrustedIndex:
         return None if place is None or place.hybrid is None else place.hybrid.layout
 
     def keeps_prompts(self, rank: Rank) -> bool:
-        """Return whether a rank keeps all blocks of a prompt: it is not one of a hybrid model."""
-        return self.layout(rank) is None
+        """Return whether a rank keeps all blocks of a prompt: it has full attention alone."""
+        layout = self.layout(rank)
+        return layout is None or not layout.classes
 
     def trees(self, scope: Scope) -> tuple[SearchedTree, ...]:
         """Return the trees that `find_matches` searches."""
@@ -366,8 +376,17 @@ class TrustedIndex:
 
     def dump_slices(self) -> Iterator[tuple[Scope, HeldSlice]]:
         """Yield all held blocks in slices; in between all may change, and a scope may disappear."""
+        return self._slices(lambda indexer: indexer.dump_slices())
+
+    def dump_class_slices(self) -> Iterator[tuple[Scope, HeldSlice]]:
+        """Yield the blocks of hybrid ranks' classes like `dump_slices`, class c as tier c."""
+        return self._slices(lambda indexer: indexer.dump_class_slices())
+
+    def _slices(
+        self, dump: Callable[[Indexer], Iterator[HeldSlice]]
+    ) -> Iterator[tuple[Scope, HeldSlice]]:
         for scope, indexer in sorted(self._indexers.items()):
-            for part in indexer.dump_slices() if self._indexers.get(scope) is indexer else ():
+            for part in dump(indexer) if self._indexers.get(scope) is indexer else ():
                 yield scope, part
                 if self._indexers.get(scope) is not indexer:
                     break

@@ -150,8 +150,12 @@ class Snapshots:
     async def _encoded(self, position: StreamPosition) -> memoryview:
         """Return the encoded index; nothing awaits between position, states and first slice."""
         states = self._core.index.rank_states()
-        dump = await dumped(self._core)
-        return await asyncio.to_thread(encode_snapshot, position, states, dump)
+        slices = (await dumped(self._core)).slices
+        class_slices = []
+        for part in self._core.index.dump_class_slices():
+            class_slices.append(part)
+            await asyncio.sleep(0)
+        return await asyncio.to_thread(encode_snapshot, position, states, slices, class_slices)
 
     async def _restore(self, bus: Bus, end: StreamPosition) -> StreamPosition | None:
         with self._timed("read"):

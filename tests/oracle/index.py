@@ -158,6 +158,14 @@ class ExactIndex:
                 words = np.full(len(held), number << 4 | 1 << tier, dtype=np.uint64)
                 yield HeldSlice(rank_of, np.column_stack([words, held]))
 
+    def dump_class_slices(self):
+        rank_of = dict(enumerate(sorted({rank for rank, _ in self.sets})))
+        for number, rank in rank_of.items():
+            for index in Tier:
+                held = self.held(rank, TIERS + index)
+                words = np.full(len(held), number << 4 | 1 << index, dtype=np.uint64)
+                yield HeldSlice(rank_of, np.column_stack([words, held]))
+
     def block_count(self):
         return len(set().union(*(held for (_, place), held in self.sets.items() if place < TIERS)))
 

@@ -266,6 +266,11 @@ class RadixTree:
                 yield HeldSlice(rank_of, np.concatenate(parts))
                 parts, room = [], DUMP_ROWS
 
+    def dump_class_slices(self) -> Iterator[HeldSlice]:
+        """Yield the blocks of hybrid ranks' classes like `dump_slices`, class c as tier c."""
+        if self.classes is not None:
+            yield from self.classes.tree.dump_slices()
+
     def block_count(self) -> int:
         """Return the number of distinct blocks, including those not yet swept. O(1)."""
         return int(self._state[_COUNT])

@@ -215,10 +215,14 @@ class EventJournal:
     def set_layout(self, layout: Layout | None) -> None:
         """Set the layout of a hybrid model, part of every message from now on.
 
-        None: the model is not hybrid. Classes that have changed must be empty.
+        None: the model is not hybrid. Classes that have changed must be empty. If some are gone, a
+        checkpoint becomes due: the recorded events may be of classes that the layout lacks.
         """
         if layout != self._classes.layout:
+            before = len(self._classes.indexes)
             self._classes.layout = layout
+            if len(self._classes.indexes) < before and self._noted:
+                self._overflow()
             if not self._noted and self._has_room(0):
                 self._noted.add_nothing()
 

@@ -11,13 +11,14 @@ from xxhash import xxh3_64_intdigest
 
 from router.indexer.base import SnapshotError
 from router.indexer.concurrent import ConcurrentIndex
-from router.indexer.dumps import IndexDump
+from router.indexer.dumps import blocks_by_scope
 from router.indexer.event_log import LogVerdict
 from router.indexer.radix_tree import radix_tree
 from router.indexer.radix_tree.radix_tree import RadixTree
 from router.indexer.snapshot import MAGIC, VERSION, decode_snapshot, encode_snapshot
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.events import Checkpoint
+from router.protocol.hybrid import LayerClass, Layout
 from router.protocol.replies import TrustState
 from router.protocol.values import SCHEME, HeldState, Identity, Rank, Scope, StreamPosition, Tier
 from router.publisher.journal.journal import EventJournal
@@ -31,6 +32,9 @@ def scope_of(rank):
     return SCOPES[rank.worker_id - 1]
 
 
+HYBRID_LIFE = 8
+WINDOW = Layout(16, 16, (LayerClass("window", 16, 33),))
+WINDOW_AND_STATE = Layout(16, 16, (*WINDOW.classes, LayerClass("state", 16)))
 POSITION = StreamPosition("2026-01-01T00:00:00", 7)
 
 
@@ -61,15 +65,15 @@ def deliver(journal, index):
 
 
 def encoded(index):
-    states, event_ids = index.rank_states(), index.event_ids()
-    return encode_snapshot(POSITION, states, IndexDump(event_ids, list(index.dump_slices())))
+    slices, class_slices = list(index.dump_slices()), list(index.dump_class_slices())
+    return encode_snapshot(POSITION, index.rank_states(), slices, class_slices)
 
 
 def resume(index, payload, now_s=5.0):
     """Which ranks were restored; what followed is not applied yet."""
     snapshot = decode_snapshot(payload)
     assert snapshot.position == POSITION
-    restored = [r.state.rank for r in snapshot.ranks if index.resume(r.state, r.blocks, now_s)]
+    restored = [r.state.rank for r in snapshot.ranks if index.resume(r.state, r.held, now_s)]
     finish(index)
     return restored
 
@@ -110,7 +114,11 @@ def adds_up(index, rank):
 
 def contents(index):
     held = {(b.rank, b.tier): sorted(b.sequence_hashes.tolist()) for _, b in index.dump()}
-    return held, index.rank_states()
+    classes = {
+        (b.rank, b.tier): sorted(b.sequence_hashes.tolist())
+        for _, b in blocks_by_scope(list(index.dump_class_slices()))
+    }
+    return held, classes, index.rank_states()
 
 
 def test_a_restored_index_is_the_same_and_goes_on(index, journals):
@@ -120,6 +128,25 @@ def test_a_restored_index_is_the_same_and_goes_on(index, journals):
     assert adds_up(other, RANKS[0])
     journals[RANKS[0]].removed(Tier.DEVICE, [3])
     assert deliver(journals[RANKS[0]], other) == [LogVerdict.APPLY]
+    assert adds_up(other, RANKS[0])
+
+
+def test_a_restored_hybrid_rank_resumes_prompts_as_before():
+    index, other = blind_index(RANKS[:1]), blind_index(RANKS[:1])
+    journal = EventJournal(RANKS[0], 7, IDENTITY)
+    journal.stored(Tier.DEVICE, [1, 2, 3, 4, 5], None)
+    journal.set_layout(WINDOW_AND_STATE)
+    journal.class_stored(0, np.array([2, 3], np.uint64))
+    journal.class_stored(1, np.array([3], np.uint64))
+    deliver(journal, index)
+    assert restore(other, encoded(index)) == RANKS[:1]
+    assert contents(other) == contents(index)
+    prompt = np.array([1, 2, 3, 4, 5], np.uint64)
+    assert other.resumable(SCOPES[0], prompt, 80, 16)[RANKS[0]].device == 3
+    assert (other.layout(RANKS[0]), adds_up(other, RANKS[0])) == (WINDOW_AND_STATE, True)
+    journal.class_removed(1, np.array([3], np.uint64))
+    assert deliver(journal, other) == [LogVerdict.APPLY]
+    assert other.resumable(SCOPES[0], prompt, 80, 16)[RANKS[0]].device == 0
     assert adds_up(other, RANKS[0])
 
 
@@ -277,7 +304,7 @@ def test_new_life_replaces_a_restored_state(index):
 def test_a_rank_that_leaves_and_comes_back_is_blind_again(index):
     other = blind_index()
     snapshot = decode_snapshot(encoded(index))
-    assert other.resume(snapshot.ranks[0].state, snapshot.ranks[0].blocks, 5.0)
+    assert other.resume(snapshot.ranks[0].state, snapshot.ranks[0].held, 5.0)
     other.add_rank(RANKS[0], scope_of(RANKS[0]), IDENTITY, 5.0)
     finish(other)
     settle(other)
@@ -310,7 +337,26 @@ def random_path(random, blocks):
     return path, path[0] // 2 or None
 
 
+def change_classes(random, journal):
+    """A hybrid rank: its layout changes too, and is gone at times."""
+    if random.random() < 0.2:
+        journal.classes_cleared()
+        journal.set_layout(random.choice([WINDOW, WINDOW_AND_STATE, WINDOW_AND_STATE, None]))
+    if journal.hybrid is None:
+        return
+    names = np.array(random_path(random, 3)[0], np.uint64)
+    index = random.randrange(len(journal.hybrid.layout.classes))
+    if random.random() < 0.7:
+        journal.class_stored(index, names)
+    else:
+        journal.class_removed(index, names)
+    if random.random() < 0.02:
+        journal.classes_cleared()
+
+
 def change(random, journal):
+    if journal.incarnation == HYBRID_LIFE:
+        change_classes(random, journal)
     kind, tier = random.random(), random.choice(list(Tier))
     if kind < 0.02:
         journal.cleared()
@@ -334,7 +380,8 @@ class LiveIndex:
 
     def __init__(self, seed, make_indexer):
         self.random, self.index = Random(seed), blind_index(make_indexer=make_indexer)
-        self.journals = {rank: EventJournal(rank, 7, IDENTITY) for rank in RANKS}
+        lives = zip(RANKS, (7, 7, HYBRID_LIFE), strict=True)
+        self.journals = {rank: EventJournal(rank, life, IDENTITY) for rank, life in lives}
         self.log, self.position = [], 0
 
     def go_on(self, times):
@@ -358,16 +405,15 @@ class LiveIndex:
 
     def snapshot(self):
         """Taken while the index goes on; with the position it says that it was taken at."""
-        states, event_ids, position = (
-            self.index.rank_states(),
-            self.index.event_ids(),
-            self.position,
-        )
-        slices = []
+        states, position, slices, class_slices = self.index.rank_states(), self.position, [], []
         for part in self.index.dump_slices():
             slices.append(part)
             self.go_on(2)
-        return encode_snapshot(POSITION, states, IndexDump(event_ids, slices)), position
+        for part in self.index.dump_class_slices():
+            class_slices.append(part)
+            if self.random.random() < 0.01:
+                self.go_on(1)
+        return encode_snapshot(POSITION, states, slices, class_slices), position
 
 
 @pytest.mark.parametrize("make_indexer", [make_tree, lambda: ConcurrentIndex(make_tree, 2)])

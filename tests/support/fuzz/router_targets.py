@@ -24,7 +24,6 @@ from router.discovery.dynamo.fleet.messages import (
 )
 from router.errors import InvalidFieldError, WireError
 from router.indexer.base import SnapshotError
-from router.indexer.dumps import IndexDump
 from router.indexer.radix_tree.radix_tree import RadixTree
 from router.indexer.snapshot import decode_snapshot, encode_snapshot
 from router.ingest.data_dir import VERSION, DataDir, Kept
@@ -282,10 +281,10 @@ def _snapshot_seeds():
     world = World(small_tree)
     world.worker(1)
     world.cache(RANK, [*range(64)])
-    dump = IndexDump(world.core.index.event_ids(), list(world.core.dump_slices()))
     position = StreamPosition("2026-01-01T00:00:00", 7)
-    full = bytes(encode_snapshot(position, world.core.index.rank_states(), dump))
-    empty = bytes(encode_snapshot(position, [], IndexDump({}, [])))
+    slices = list(world.core.dump_slices())
+    full = bytes(encode_snapshot(position, world.core.index.rank_states(), slices))
+    empty = bytes(encode_snapshot(position, [], []))
     return [full, empty]
 
 
