@@ -19,6 +19,7 @@ CauseName: TypeAlias = Literal[
     "offload",
     "events",
     "caching",
+    "layout",
 ]
 
 REMEDIES: Mapping[CauseName, str] = MappingProxyType(
@@ -34,6 +35,8 @@ REMEDIES: Mapping[CauseName, str] = MappingProxyType(
         "connector, or --tiers of the agent), and only what it really loads",
         "events": "have the engine publish its KV events, and the router or agent listen there",
         "caching": "switch the engine's prefix caching on, and its report of cached tokens",
+        "layout": "register what no event says of a hybrid model's layers: eagle_groups, if its "
+        "engine drafts tokens (EAGLE, MTP), chunk_tokens, silent_block_sizes",
     }
 )
 
@@ -94,7 +97,10 @@ def _of_unshown(tally: DifferenceTotals) -> Iterable[Diagnosis]:
     if tally.fractions:
         because = f"in {_of(tally.fractions, tally)} the cached part is no whole number of blocks"
         yield _cause("block_size", 0.9, f"{because} of {tally.block_size} tokens")
-    if tally.on_empty > tally.requests / 2:
+    if tally.held_in_full > tally.requests / 2:
+        because = "full attention holds what was reused, but no place to resume was predicted"
+        yield _cause("layout", 0.9, f"{because} in {_of(tally.held_in_full, tally)}")
+    elif tally.on_empty > tally.requests / 2:
         yield from _of_nothing_held(tally)
     else:
         yield from _of_other_names(tally)
@@ -146,6 +152,15 @@ def _of_unused(tally: DifferenceTotals) -> Iterable[Diagnosis]:
     yield _cause("caching", 0.6, f"{because}, in {_of(tally.requests, tally)}")
     why = f"{because}; {_of(tally.salted, tally)} came with a salt or LoRA"
     yield _cause("salt", 0.7 if salted > 0.5 else 0.3, why)
+    if tally.hybrid > tally.requests / 2:
+        agreed = tally.agreed_plain + tally.agreed_salted
+        yield _cause("layout", 0.8 if agreed else 0.5, f"{because}, on a hybrid model")
+
+
+def _of_earlier(tally: DifferenceTotals) -> Iterable[Diagnosis]:
+    usual_tokens, times = tally.shortfalls.usual
+    because = f"{_of(times, tally)} were resumed {usual_tokens} tokens earlier than predicted"
+    yield _cause("layout", 0.9, because)
 
 
 def _of_tiers_unused(tally: DifferenceTotals) -> Iterable[Diagnosis]:
@@ -161,6 +176,7 @@ _CAUSES_OF = {
     Symptom.MORE: _of_more,
     Symptom.UNUSED: _of_unused,
     Symptom.TIERS_UNUSED: _of_tiers_unused,
+    Symptom.EARLIER: _of_earlier,
 }
 
 

@@ -49,7 +49,9 @@ class DifferenceTotals:
 
     `cached_multiple`: the greatest common divisor of their cached tokens; `fractions`: requests
     with a cached part that is no whole number of our blocks; `on_empty`: requests for which the
-    index had no block of the rank; `agreed_*`: requests with a correct prediction.
+    index had no block of the rank; `agreed_*`: requests with a correct prediction. `hybrid`: those
+    of hybrid models, with the tokens by which less was reused than predicted (`shortfalls`);
+    `held_in_full`: of these, the ones whose reused part was all held by full attention.
     """
 
     __slots__ = (
@@ -60,11 +62,14 @@ class DifferenceTotals:
         "cached_tokens",
         "differences",
         "fractions",
+        "held_in_full",
+        "hybrid",
         "named_by_caller",
         "on_empty",
         "predicted_tokens",
         "requests",
         "salted",
+        "shortfalls",
         "unreadable",
     )
 
@@ -72,8 +77,9 @@ class DifferenceTotals:
         self.requests = self.salted = self.named_by_caller = 0
         self.block_size = self.cached_tokens = self.predicted_tokens = 0
         self.cached_multiple = self.fractions = self.on_empty = self.unreadable = 0
-        self.agreed_salted = self.agreed_plain = 0
+        self.agreed_salted = self.agreed_plain = self.hybrid = self.held_in_full = 0
         self.differences = Differences()
+        self.shortfalls = Differences()
 
     def note_for(self, seen: Observation, shown: Shown | None) -> None:
         """Add a request that supports the symptom."""
@@ -87,7 +93,11 @@ class DifferenceTotals:
         self.fractions += seen.is_fraction
         if seen.difference_tokens:
             self.differences.note(seen.difference_tokens, seen.isl_tokens)
+        if seen.is_hybrid:
+            self.hybrid += 1
+            self.shortfalls.note(seen.predicted_tokens - (seen.cached_tokens or 0), seen.isl_tokens)
         if shown is not None:
+            self.held_in_full += 0 < (seen.cached_tokens or 0) <= shown.full_tokens
             self.on_empty += not shown.held_blocks
             self.unreadable += shown.is_unreadable
 

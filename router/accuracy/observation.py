@@ -1,7 +1,8 @@
 """The comparison of one request's usage with its prediction.
 
 cached, predicted ─▶ about the same             AGREED
-                     less                       LESS, UNUSED (nothing), TIERS_UNUSED
+                     less                       LESS, UNUSED (nothing), TIERS_UNUSED,
+                                                EARLIER (of a hybrid model)
                      more ─ does the index show it by now?
                             no, not even later              UNSHOWN
                             no, but later: events are slow  LATE
@@ -21,7 +22,8 @@ class Observation(Struct, frozen=True, gc=False):
 
     `device_tokens` of the `predicted_tokens` were on the device. `in_flight_tokens`: leading tokens
     that other requests on the rank were using. `cached_tokens`: None if the engine does not report
-    them. The flags are those of `ExpectedUsage`.
+    them. `is_hybrid`: the rank has a layout of a hybrid model, without a known problem. The other
+    flags are those of `ExpectedUsage`.
     """
 
     worker_id: int
@@ -37,6 +39,7 @@ class Observation(Struct, frozen=True, gc=False):
     is_salted: bool = False
     is_named_by_caller: bool = False
     has_objects: bool = False
+    is_hybrid: bool = False
 
     @property
     def difference_tokens(self) -> int:
@@ -54,13 +57,15 @@ class Shown(Struct, frozen=True, gc=False):
     """The index's state afterwards: the cached part of the prompt, and all blocks of the rank.
 
     `fresh_at_s`: the time at which the index was known to be complete, -inf if unknown;
-    `is_unreadable`: events of the engine could not be read.
+    `is_unreadable`: events of the engine could not be read. `full_tokens`: the part that full
+    attention holds, of a hybrid rank.
     """
 
     shown_tokens: int
     held_blocks: int
     fresh_at_s: float
     is_unreadable: bool = False
+    full_tokens: int = 0
 
 
 class AccuracyOutcome(enum.IntEnum):
@@ -75,6 +80,7 @@ class AccuracyOutcome(enum.IntEnum):
     UNSHOWN = enum.auto()
     UNUSED = enum.auto()
     TIERS_UNUSED = enum.auto()
+    EARLIER = enum.auto()
 
 
 def is_surplus(seen: Observation) -> bool:
@@ -115,4 +121,4 @@ def outcome_of(seen: Observation) -> AccuracyOutcome:
         return AccuracyOutcome.QUIET if seen.in_flight_tokens else AccuracyOutcome.UNUSED
     if cached_tokens <= seen.device_tokens < predicted_tokens:
         return AccuracyOutcome.TIERS_UNUSED
-    return AccuracyOutcome.LESS
+    return AccuracyOutcome.EARLIER if seen.is_hybrid else AccuracyOutcome.LESS

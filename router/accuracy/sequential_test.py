@@ -23,6 +23,7 @@ class Symptom(enum.StrEnum):
     `length`: engines count other prompt lengths. `unshown`: they reuse blocks that the index never
     shows. `more`: they reuse more than the index showed at the decision. `unused`: they reuse none
     of the predicted blocks. `tiers_unused`: they reuse none of the predicted blocks in lower tiers.
+    `earlier`: engines of a hybrid model resume prompts before the predicted place.
     """
 
     LENGTH = "length"
@@ -30,6 +31,7 @@ class Symptom(enum.StrEnum):
     MORE = "more"
     UNUSED = "unused"
     TIERS_UNUSED = "tiers_unused"
+    EARLIER = "earlier"
 
 
 THRESHOLDS: Mapping[Symptom, int] = MappingProxyType(
@@ -39,13 +41,16 @@ THRESHOLDS: Mapping[Symptom, int] = MappingProxyType(
         Symptom.MORE: 24,
         Symptom.UNUSED: 12,
         Symptom.TIERS_UNUSED: 20,
+        Symptom.EARLIER: 16,
     }
 )
 
 WEIGHTS: Mapping[AccuracyOutcome, Mapping[Symptom, int]] = MappingProxyType(
     {
         AccuracyOutcome.QUIET: {},
-        AccuracyOutcome.AGREED: {Symptom.UNSHOWN: -1, Symptom.MORE: -1, Symptom.UNUSED: -2},
+        AccuracyOutcome.AGREED: {
+            Symptom.UNSHOWN: -1, Symptom.MORE: -1, Symptom.UNUSED: -2, Symptom.EARLIER: -2,
+        },
         AccuracyOutcome.LESS: {Symptom.UNSHOWN: -1, Symptom.UNUSED: -2},
         AccuracyOutcome.SHARED: {Symptom.UNSHOWN: -1},
         AccuracyOutcome.MORE: {Symptom.UNSHOWN: -1, Symptom.MORE: 4},
@@ -55,6 +60,7 @@ WEIGHTS: Mapping[AccuracyOutcome, Mapping[Symptom, int]] = MappingProxyType(
         AccuracyOutcome.TIERS_UNUSED: {
             Symptom.UNSHOWN: -1, Symptom.UNUSED: -2, Symptom.TIERS_UNUSED: 1,
         },
+        AccuracyOutcome.EARLIER: {Symptom.UNSHOWN: -1, Symptom.UNUSED: -2, Symptom.EARLIER: 1},
     }
 )  # fmt: skip
 """The evidence of an outcome for (above 0) or against each symptom.

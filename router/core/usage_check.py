@@ -39,7 +39,9 @@ class UsageCheck:
             overlap_blocks = expectation.overlap_blocks
             life = self._index.incarnation(rank)
             look = partial(self._look, rank, life, footprint, expectation)
-            seen = _observation(rank, prediction, expectation, usage, is_eagle)
+            layout = self._index.layout(rank)
+            is_hybrid = layout is not None and not layout.problem
+            seen = _observation(rank, prediction, expectation, usage, is_eagle, is_hybrid)
             self.closed_loop.note(seen, look, now_s)
         if not usage.is_cached_told:
             return []
@@ -62,9 +64,13 @@ class UsageCheck:
             return None
         prompt = (expectation.found_by, footprint.isl_tokens, footprint.block_size)
         found = index.resumable(expectation.scope, *prompt)
-        shown_tokens = found.get(rank, NO_OVERLAP).remote * footprint.block_size
+        shown_tokens, full_tokens = found.get(rank, NO_OVERLAP).remote * footprint.block_size, 0
+        if index.layout(rank) is not None:
+            full = index.find_matches(expectation.scope, expectation.found_by)
+            full_tokens = full.get(rank, NO_OVERLAP).device * footprint.block_size
+        held_blocks, fresh_at_s = index.held_blocks(rank), index.fresh_at_s(rank)
         is_unreadable = bool(doubts & Doubt.UNREADABLE)
-        return Shown(shown_tokens, index.held_blocks(rank), index.fresh_at_s(rank), is_unreadable)
+        return Shown(shown_tokens, held_blocks, fresh_at_s, is_unreadable, full_tokens)
 
 
 def _observation(
@@ -73,6 +79,7 @@ def _observation(
     expectation: ExpectedUsage,
     usage: PromptUsage,
     is_eagle: bool,
+    is_hybrid: bool,
 ) -> Observation:
     footprint = prediction.footprint
     device_blocks = footprint.cached_tokens // footprint.block_size
@@ -96,4 +103,5 @@ def _observation(
         expectation.is_salted,
         expectation.is_named_by_caller,
         expectation.has_objects,
+        is_hybrid,
     )

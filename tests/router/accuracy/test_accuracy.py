@@ -211,6 +211,44 @@ def test_lower_tiers_that_are_not_loaded():
     assert loop.findings() == []
 
 
+HYBRID = {"is_hybrid": True, "device_tokens": 64, "predicted_tokens": 64}
+
+
+def test_a_hybrid_model_that_resumes_earlier_than_predicted_has_another_layout():
+    loop = noted(16, **HYBRID, cached_tokens=48)
+    assert loop.findings()[0].symptoms == [Symptom.EARLIER]
+    [cause] = loop.findings()[0].causes
+    assert (cause.name, cause.because) == (
+        "layout",
+        "16 of 16 requests were resumed 16 tokens earlier than predicted",
+    )
+    plain = HYBRID | {"is_hybrid": False}
+    assert noted(100, **plain, cached_tokens=48).findings() == []
+
+
+def test_evictions_on_a_hybrid_model_are_no_finding():
+    loop = AccuracyMonitor()
+    for request in range(300):
+        cached_tokens = 64 if request % 2 else 32
+        loop.note(observation(**HYBRID, cached_tokens=cached_tokens), never, request / 10)
+    assert loop.findings() == []
+
+
+def test_a_hybrid_model_that_reuses_what_only_full_attention_holds_has_another_layout():
+    loop = noted(20, lambda: Shown(0, 9, 1e9, full_tokens=64), is_hybrid=True, cached_tokens=64)
+    assert loop.findings()[0].symptoms == [Symptom.UNSHOWN]
+    assert causes(loop) == ["layout"]
+
+
+def test_a_hybrid_model_that_reuses_at_times_does_not_lack_caching():
+    loop = noted(10, **HYBRID)
+    for request in range(10):
+        agreed = observation(**HYBRID, cached_tokens=64)
+        loop.note(agreed if request == 5 else observation(**HYBRID), never, 20.0 + request)
+    assert causes(loop)[0] == "layout"
+    assert causes(noted(12, **HYBRID))[0] == "caching"
+
+
 def test_images_count_for_more_tokens_than_they_are():
     assert noted(50, prompt_tokens=900, has_objects=True).findings() == []
 
