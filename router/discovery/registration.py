@@ -50,6 +50,19 @@ async def check_endpoints(registration: WorkerRegistration, *, allow_public: boo
                 raise InvalidFieldError(field, reason, _NOT_PUBLIC, status=422)
 
 
+def _check_eagle(registration: WorkerRegistration) -> None:
+    """Raise InvalidFieldError if two blocks of each hit would be subtracted."""
+    hybrid = registration.hybrid
+    if registration.is_eagle and hybrid is not None and hybrid.eagle_groups:
+        raise InvalidFieldError(
+            "hybrid.eagle_groups",
+            "given beside is_eagle",
+            "one of the two: eagle_groups for a hybrid model of vLLM, is_eagle for SGLang, which "
+            "hashes pairs of tokens",
+            status=422,
+        )
+
+
 def _endpoints(registration: WorkerRegistration) -> Iterator[tuple[str, str]]:
     """Yield field and endpoint, without empty endpoints."""
     for field in ("kv_events_endpoint", "replay_endpoint"):
@@ -112,7 +125,8 @@ class Registrar:
         self._changes = self._saved_changes = 0
 
     async def check(self, registration: WorkerRegistration) -> None:
-        """Check the endpoints of a registration. Raises InvalidFieldError."""
+        """Check what a registration says of its engine. Raises InvalidFieldError."""
+        _check_eagle(registration)
         await check_endpoints(registration, allow_public=self._allow_public)
 
     async def put(self, registration: WorkerRegistration) -> None:

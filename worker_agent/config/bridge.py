@@ -113,6 +113,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     @property
     def hybrid(self) -> HybridSettings:
         """The part of a hybrid model's layout that no event contains. Raises ConfigError."""
+        if self.eagle and self.eagle_groups:
+            allowed = "one of the two: eagle_groups for a hybrid model of vLLM, eagle for SGLang"
+            raise ConfigError("eagle_groups", "given beside eagle", allowed)
         return HybridSettings(
             self.chunk_tokens,
             _numbers("eagle_groups", self.eagle_groups, 0, 65_535),

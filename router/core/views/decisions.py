@@ -251,6 +251,8 @@ def resumption(layout: Layout, full_tokens: int, resumable_tokens: int, isl_toke
     limit_tokens = max(min(full_tokens, isl_tokens - 1), 0)
     if resumable_tokens > limit_tokens - layout.alignment_tokens:
         return text
+    if not layout.classes:
+        return f"{text}: its engine drops the last block for EAGLE"
     kinds = " and ".join(dict.fromkeys(each.kind for each in layout.classes))
     ended_by = "the last checkpoint" if resumable_tokens else "no checkpoint"
     return f"{text}: {ended_by} of its {kinds}"

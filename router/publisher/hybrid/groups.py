@@ -51,8 +51,8 @@ class AttentionGroups:
 
     A group without a kind counts as full attention if its number is 0, as in engines that have no
     other groups. `version` counts changes. `unit_tokens`: the identity's block size. `layout`: None
-    while all groups are full attention. `class_of`: the class of each group with a known shape.
-    `has_inner_hits`: hits may end inside blocks, at every hash.
+    while all groups are full attention that keeps whole hits. `class_of`: the class of each group
+    with a known shape. `has_inner_hits`: hits may end inside blocks, at every hash.
     """
 
     __slots__ = (
@@ -79,7 +79,7 @@ class AttentionGroups:
 
     @property
     def is_hybrid(self) -> bool:
-        """True once a group is known that is not full attention."""
+        """True once a layout is known: hits may end before full attention does."""
         return self.layout is not None
 
     def is_full(self, group: int) -> bool:
@@ -144,12 +144,17 @@ class AttentionGroups:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Derive the classes and the layout from the groups; without others, there is none."""
+        """Derive the classes and the layout from the groups.
+
+        A model of full attention alone has a layout only if its engine drops a block of each hit.
+        """
         others = [each for each in sorted(self._groups) if not self.is_full(each)]
+        full = [each for each in sorted(self._groups) if self.is_full(each)]
+        is_full_eagle = any(each in self._settings.eagle_groups for each in full)
         self.class_of: dict[int, int] = {}
         self.layout: Layout | None = None
         self.has_inner_hits = self._hits_end_inside(others)
-        if not others:
+        if not others and not is_full_eagle:
             return
         classes: list[LayerClass] = []
         for group in others:
@@ -158,7 +163,6 @@ class AttentionGroups:
                 classes.append(shape)
             if shape in classes:
                 self.class_of[group] = classes.index(shape)
-        full = [each for each in sorted(self._groups) if self.is_full(each)]
         if self.has_inner_hits and len(classes) < MAX_CLASSES:
             self.class_of |= dict.fromkeys(full, len(classes))
             classes.append(LayerClass("tail", self.unit_tokens))
@@ -170,7 +174,7 @@ class AttentionGroups:
             alignment_tokens,
             full_block_tokens,
             tuple(classes),
-            any(each in self._settings.eagle_groups for each in full),
+            is_full_eagle,
             self._problem(full, others),
         )
 

@@ -137,6 +137,11 @@ def test_what_no_event_of_a_hybrid_model_contains_is_set():
     assert loaded().engine.hybrid == HybridSettings()
 
 
+def test_a_draft_is_described_in_one_way_only():
+    with pytest.raises(ConfigError, match="eagle_groups given beside eagle"):
+        assert loaded("--eagle", "--eagle-groups", "0").engine.hybrid
+
+
 @pytest.mark.parametrize("sizes", ["0", "64,x", "-1"])
 def test_block_sizes_that_are_none_are_refused(sizes):
     with pytest.raises(ConfigError, match="silent_block_sizes"):

@@ -52,6 +52,10 @@ async def test_registered_layout_of_a_hybrid_model_is_shown(router):
     answer = await register(router, hybrid=layout)
     assert (answer.status_code, answer.json()["hybrid"]) == (201, layout)
     assert (await router.view(1))["hybrid"] == layout
+    both = await register(router, hybrid=layout, is_eagle=True)
+    assert (both.status_code, "hybrid.eagle_groups" in both.text) == (422, True)
+    patched = await router.client.patch("/workers/1", json={"is_eagle": True})
+    assert (patched.status_code, "hybrid.eagle_groups" in patched.text) == (422, True)
 
 
 # ── Incomplete ───────────────────────────────────────────────────────────────────────────────────
