@@ -23,6 +23,7 @@ _CACHED_TOKENS = (
     "sglang:cached_tokens_total",
     "trtllm_prompt_cached_tokens_total",
 )
+_DRAFTS = "vllm:spec_decode_num_drafts_total"
 _STARTED = "process_start_time_seconds"
 _SERVED_TOKENS = (
     "vllm:prompt_tokens_total",
@@ -44,6 +45,7 @@ class ObservedServer(Struct, frozen=True):
     serves the models, by its own name. `rank_count`: ranks with metrics. `sockets`: of each rank;
     None if the engine does not name them. `started_s`: the time at which its process started;
     `served_tokens`: those since then. `generates`: False if it serves embeddings and scores only.
+    `drafts_tokens`: it speculates, by a draft model, layers of its own or n-grams.
     """
 
     url: str
@@ -65,6 +67,7 @@ class ObservedServer(Struct, frozen=True):
     started_s: float | None = None
     served_tokens: float | None = None
     generates: bool = True
+    drafts_tokens: bool = False
 
     @property
     def base_model(self) -> str | None:
@@ -123,6 +126,7 @@ class Server:
             started_s=_first(metrics, _STARTED),
             served_tokens=_sum(metrics, *_SERVED_TOKENS),
             generates=bool(sockets) or engine != "vllm" or await self._generates(),
+            drafts_tokens=_first(metrics, _DRAFTS) is not None,
         )
 
     async def cached_tokens(self) -> float | None:

@@ -138,7 +138,7 @@ def test_what_no_event_of_a_hybrid_model_contains_is_set():
 
 
 def test_a_draft_is_described_in_one_way_only():
-    with pytest.raises(ConfigError, match="eagle_groups given beside eagle"):
+    with pytest.raises(ConfigError, match="given beside eagle"):
         assert loaded("--eagle", "--eagle-groups", "0").engine.hybrid
 
 

@@ -22,6 +22,11 @@ def server_findings(seen: ObservedEngine) -> Iterator[Finding]:
     yield ok("server", f"{name_of(server.engine)}{version} at {server.url}")
     yield _model(seen, server)
     yield from _cache(seen, server)
+    if server.drafts_tokens and seen.contents.groups:
+        text = "it drafts tokens"
+        why = "unless drafts are n-grams, it reuses a block less of each prefix than is cached"
+        fix = "register hybrid.eagle_groups, see Hybrid models in docs/attach.md"
+        yield warning("drafts", text, why, fix)
 
 
 def _model(seen: ObservedEngine, server: ObservedServer) -> Finding:

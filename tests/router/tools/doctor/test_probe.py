@@ -10,6 +10,8 @@ from support.engines.zmq_engines import Engine, stored
 from support.processes.servers import free_port
 from support.values.doctoring import examine, says, verdicts, while_repeating
 
+DRAFTS = 'vllm:spec_decode_num_drafts_total{engine="0"}'
+
 
 @pytest.fixture
 def soon(monkeypatch):
@@ -50,6 +52,13 @@ async def test_an_engine_that_reuses_nothing_is_wrong():
         _, found = await probe(engine)
     says(found, "prefix caching", "wrong", "--enable-prefix-caching")
     says(found, "reuse", "wrong", "nothing from the cache", "--enable-prefix-caching")
+
+
+async def test_an_engine_that_drafts_tokens_is_a_warning():
+    text = 'vllm:cache_config_info{block_size="4",num_gpu_blocks="1000"} 1.0\n'
+    async with OpenAiEngine(metrics_text=f"{text}{DRAFTS} 0.0\n").running() as engine:
+        _, found = await probe(engine)
+    says(found, "drafts", "warning", "a block less", "eagle_groups")
 
 
 async def test_reuse_is_read_from_metrics_where_answers_do_not_say():
