@@ -340,7 +340,7 @@ class RouterCore:
         if verdict is LogVerdict.NEW_LIFE and life_before is not None:
             self.tracker.drop_rank(message.rank)
         if verdict is LogVerdict.APPLY:
-            self._standing.note(message.rank, now_s, is_trusted=True)
+            self._standing.note(message.rank, now_s, is_trusted=message.hybrid is None)
         else:
             self._membership.note_source(message.rank, now_s)
         return verdict, []

@@ -60,7 +60,7 @@ class RankStatus:
         row[DECODE_SIDE] = announcement.role == "decode"
 
     def note(self, rank: Rank, now_s: float, *, is_trusted: bool = False) -> None:
-        """Write the index state of a rank; `is_trusted`: its trust is known to be unchanged.
+        """Write the index state of a rank; `is_trusted`: its trust and layout are unchanged.
 
         Unannounced ranks are ignored.
         """
@@ -69,9 +69,9 @@ class RankStatus:
         row = self._table.row(rank)
         row[HELD_BLOCKS] = self.held_blocks(rank)
         row[USED_BLOCKS] = self._fleet.used_blocks(rank, now_s)
-        row[HYBRID] = not self._index.keeps_prompts(rank)
         if not is_trusted:
             row[TRUST_WEIGHT] = self._weights.weight(self.trust(rank, now_s).state)
+            row[HYBRID] = not self._index.keeps_prompts(rank)
 
     def held_blocks(self, rank: Rank) -> int:
         """Return the number of blocks the rank holds, reported or estimated. O(1).

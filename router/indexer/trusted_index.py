@@ -36,7 +36,7 @@ from router.indexer.slices import (
     replace_all,
 )
 from router.protocol.events import STATE_WORDS, EventBatch, LogMessage, pack_state, unpack_state
-from router.protocol.hybrid import Layout
+from router.protocol.hybrid import LayerClass, Layout
 from router.protocol.loads import LoadReport
 from router.protocol.replies import Trust, TrustState
 from router.protocol.values import SCHEME, HashArray, HeldState, Identity, Rank, Scope
@@ -319,6 +319,14 @@ class TrustedIndex:
         """Return the layout in the last message of a hybrid rank. Returns None for others."""
         place = self._ranks.get(rank)
         return None if place is None or place.hybrid is None else place.hybrid.layout
+
+    def class_blocks(self, rank: Rank) -> list[tuple[LayerClass, int]]:
+        """Return the classes of a rank's layout, each with the number of its blocks. O(1)."""
+        layout = self.layout(rank)
+        if layout is None:
+            return []
+        counts = self._ranks[rank].indexer.summary(rank).class_counts
+        return list(zip(layout.classes, counts, strict=False))
 
     def keeps_prompts(self, rank: Rank) -> bool:
         """Return whether a rank keeps all blocks of a prompt: it has full attention alone."""

@@ -17,7 +17,7 @@ from router.protocol.dumps import (
     TIER_NAMES,
     TierName,
 )
-from router.protocol.hybrid import HybridSettings
+from router.protocol.hybrid import ClassKind, HybridSettings
 from router.protocol.loads import LoadGauges
 from router.protocol.replies import (
     OverlapScoresReply,
@@ -196,11 +196,39 @@ class EngineView(Struct, frozen=True):
 EngineOf: TypeAlias = Callable[[Rank], EngineView | None]
 
 
+class ClassView(Struct, frozen=True):
+    """Layers of one kind and shape of a hybrid model, and the blocks that its rank holds for them.
+
+    `span_tokens`: of a window or a chunk, else 0; `is_eagle`: the last block of a hit is dropped.
+    """
+
+    kind: ClassKind
+    block_tokens: int
+    span_tokens: int
+    is_eagle: bool
+    blocks: int
+
+
+class LayoutView(Struct, frozen=True):
+    """The layers of a hybrid model, as its engine's events describe them.
+
+    Prompts are resumed at multiples of `alignment_tokens`. `full_block_tokens`: the block size of
+    full attention, 0 without any; `classes`: of the other layers. `problem`: why it is not exact
+    where prompts are resumed; empty if it is.
+    """
+
+    alignment_tokens: int
+    full_block_tokens: int
+    is_full_eagle: bool
+    problem: str
+    classes: list[ClassView]
+
+
 class RankView(Struct, frozen=True):
     """One rank of a worker.
 
     `is_busy`: it was above a threshold at the last decision; `engine`: null if its events come over
-    the bus.
+    the bus; `layout`: null unless its model is hybrid.
     """
 
     dp_rank: int
@@ -213,6 +241,7 @@ class RankView(Struct, frozen=True):
     is_busy: bool
     reported: LoadGauges | None
     engine: EngineView | None = None
+    layout: LayoutView | None = None
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
@@ -366,4 +395,21 @@ def _rank_view(
         is_busy=bool(core.ranks.row(rank)[BUSY]),
         reported=None if report is None else report.gauges,
         engine=engine_of(rank),
+        layout=_layout_view(core, rank),
+    )
+
+
+def _layout_view(core: RouterCore, rank: Rank) -> LayoutView | None:
+    layout = core.index.layout(rank)
+    if layout is None:
+        return None
+    return LayoutView(
+        layout.alignment_tokens,
+        layout.full_block_tokens,
+        layout.is_full_eagle,
+        layout.problem,
+        [
+            ClassView(each.kind, each.block_tokens, each.span_tokens, each.is_eagle, blocks)
+            for each, blocks in core.index.class_blocks(rank)
+        ],
     )

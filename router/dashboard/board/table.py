@@ -48,7 +48,8 @@ class RankRow(Struct, frozen=True, array_like=True):
     Blocks are counted in each tier that holds them. The hit rates, 0 to 1, are fractions of the
     prompt tokens of about the last minute, null without any: those that we predicted of those that
     we sent, and those that the engine found cached of those that it processed.
-    `is_without_events`: it has no event source by choice.
+    `is_without_events`: it has no event source by choice. `classes`: of a hybrid model, the blocks
+    of its windows, states and chunks, in words; null for others.
     """
 
     worker_id: str
@@ -70,6 +71,7 @@ class RankRow(Struct, frozen=True, array_like=True):
     predicted_hits: float | None
     actual_hits: float | None
     is_without_events: bool
+    classes: str | None
 
 
 WORKER_COLUMNS: Final = WorkerRow.__struct_fields__
@@ -125,7 +127,20 @@ def rank_row(
         hits.predicted,
         hits.actual,
         core.index.is_without_events(rank),
+        _classes(core, rank),
     )
+
+
+def _classes(core: RouterCore, rank: Rank) -> str | None:
+    """Return the blocks of each class of a hybrid rank in words, None for other ranks. O(1)."""
+    layout = core.index.layout(rank)
+    if layout is None:
+        return None
+    held = [
+        f"{each.kind}{f' of {each.span_tokens}' if each.span_tokens else ''}: {blocks}"
+        for each, blocks in core.index.class_blocks(rank)
+    ]
+    return "; ".join([f"resumed at every {layout.alignment_tokens} tokens", *held])
 
 
 RANKS_A_TURN = 512

@@ -137,7 +137,7 @@ function makeRow() {
       put(0, JSON.stringify([row.title, worker]), () => nameCell(row));
       put(1, `${row.trust} ${row.reason}`, () => trustCell(row));
       put(2, [row.requests, row.foreign_requests, row.waiting, row.prefill_tokens, row.most, row.is_busy].join(), () => loadCell(row));
-      put(3, [row.device_blocks, row.host_blocks, row.disk_blocks, row.remote_blocks, worker.capacity_blocks].join(), () => tiersCell(row));
+      put(3, [row.device_blocks, row.host_blocks, row.disk_blocks, row.remote_blocks, worker.capacity_blocks, row.classes].join(), () => tiersCell(row));
       put(4, String(row.predicted_hits), () => hitsCell(row.predicted_hits, "curve-1", "predicted"));
       put(5, String(row.actual_hits), () => hitsCell(row.actual_hits, "curve-2", "reported"));
     },
@@ -177,6 +177,7 @@ function tiersCell(row) {
   return [
     bar(TIERS.map(([name], i) => [name, blocks[i] / whole]), label || "no blocks"),
     h("span", { class: "sub" }, held ? `${blocks.map((each) => compact(each)).filter((_, i) => blocks[i]).join(" + ")} blocks${full}` : "holds nothing"),
+    row.classes ? h("span", { class: "sub" }, `hybrid, ${row.classes}`) : null,
   ];
 }
 

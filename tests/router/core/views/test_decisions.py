@@ -5,7 +5,9 @@ import pytest
 from router.api.rpc.verbs import new_reply
 from router.core.commands import Apply, OrderWorker, RemoveWorker, Reserve, Select
 from router.core.views.decisions import explain
-from router.core.views.workers import overlap_scores
+from router.core.views.workers import ClassView, LayoutView, overlap_scores, workers
+from router.dashboard.board.hit_window import HitWindow
+from router.dashboard.board.table import rank_row
 from router.indexer.approximate import ApproximateLimits
 from router.indexer.predictions import EstimateLimits
 from router.protocol.events import Checkpoint, ClassBlocks, TierBlocks
@@ -189,6 +191,17 @@ def test_prompts_in_flight_on_a_hybrid_rank_promise_nothing(world):
     assert new_blocks == {1: [BLOCKS - 4], 2: [0]}
     queued = [world.core.ranks.row(rank(each))[QUEUED_TOKENS] for each in (1, 2)]
     assert queued == [2 * left_tokens, left_tokens + BLOCK_SIZE]
+
+
+def test_layout_and_classes_of_a_hybrid_rank_are_shown(world):
+    cache_hybrid(world, 1, 9, slice(2, 4))
+    shown = {each.worker_id: each.ranks[0].layout for each in workers(world.core, 0.0)}
+    window = ClassView("window", BLOCK_SIZE, 2 * BLOCK_SIZE + 1, is_eagle=False, blocks=2)
+    assert shown[1] == LayoutView(BLOCK_SIZE, BLOCK_SIZE, False, "", [window])
+    assert shown[2] is None
+    worker = world.core.fleet.get(1)
+    row = rank_row(world.core, worker, rank(1), HitWindow(0.0), 0.0)
+    assert row.classes == "resumed at every 4 tokens; window of 9: 2"
 
 
 def test_overlap_scores_show_full_attention_and_what_can_be_resumed(world):
