@@ -9,6 +9,7 @@ import pytest
 from router.ingest import snapshots
 from router.ingest.object_store import ObjectBucket
 from router.protocol.events import Checkpoint, TierBlocks, encode_log_message
+from router.protocol.hybrid import LayerClass, Layout
 from router.protocol.values import HeldState, Tier, pack_hashes
 from router.runtime.bus.connection import StreamLimits
 from router.runtime.bus.transport import NatsTransport
@@ -90,6 +91,19 @@ async def test_a_start_goes_on_from_a_snapshot(nats_server, worker, eventually):
         assert await applied(router) < 9
         await cache(worker, 12)
         await eventually(lambda: equals(held(router), 12))
+
+
+async def test_a_hybrid_rank_is_restored_with_its_classes(nats_server, worker, eventually):
+    journal = worker.journals[rank(1)]
+    journal.set_layout(Layout(4, 4, (LayerClass("window", 4, 9),)))
+    journal.class_stored(0, np.array([3, 4], np.uint64))
+    await take_snapshot(nats_server, worker, eventually)
+    async with RunningRouter(nats_server.url).running() as router:
+        await eventually(lambda: equals(held(router), 10))
+        view = (await router.client.get("/workers/1")).json()["ranks"][0]
+        assert [each["blocks"] for each in view["layout"]["classes"]] == [2]
+        assert await router.metric(RESTORED) == 1
+        assert await applied(router) < 9
 
 
 async def test_an_index_alone_restores_them_too(nats_server, worker, eventually):
