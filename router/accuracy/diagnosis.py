@@ -35,8 +35,8 @@ REMEDIES: Mapping[CauseName, str] = MappingProxyType(
         "connector, or --tiers of the agent), and only what it really loads",
         "events": "have the engine publish its KV events, and the router or agent listen there",
         "caching": "switch the engine's prefix caching on, and its report of cached tokens",
-        "layout": "register what no event says of a hybrid model's layers: eagle_groups, if its "
-        "engine drafts tokens (EAGLE, MTP), chunk_tokens, silent_block_sizes",
+        "layout": "register what no event says of the model's layers: eagle_groups, if its engine "
+        "drafts tokens (EAGLE, MTP); chunk_tokens and silent_block_sizes of hybrid models",
     }
 )
 

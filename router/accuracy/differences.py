@@ -49,8 +49,8 @@ class DifferenceTotals:
 
     `cached_multiple`: the greatest common divisor of their cached tokens; `fractions`: requests
     with a cached part that is no whole number of our blocks; `on_empty`: requests for which the
-    index had no block of the rank; `agreed_*`: requests with a correct prediction. `hybrid`: those
-    of hybrid models, with the tokens by which less was reused than predicted (`shortfalls`);
+    index had no block of the rank; `agreed_*`: requests with a correct prediction. `shortfalls`:
+    the tokens by which less was reused than predicted. `hybrid`: those of hybrid models;
     `held_in_full`: of these, the ones whose reused part was all held by full attention.
     """
 
@@ -93,8 +93,8 @@ class DifferenceTotals:
         self.fractions += seen.is_fraction
         if seen.difference_tokens:
             self.differences.note(seen.difference_tokens, seen.isl_tokens)
-        if seen.is_hybrid:
-            self.hybrid += 1
+        self.hybrid += seen.is_hybrid
+        if seen.predicted_tokens:
             self.shortfalls.note(seen.predicted_tokens - (seen.cached_tokens or 0), seen.isl_tokens)
         if shown is not None:
             self.held_in_full += 0 < (seen.cached_tokens or 0) <= shown.full_tokens

@@ -2,7 +2,7 @@
 
 cached, predicted ─▶ about the same             AGREED
                      less                       LESS, UNUSED (nothing), TIERS_UNUSED,
-                                                EARLIER (of a hybrid model)
+                                                EARLIER (one block, or of a hybrid model)
                      more ─ does the index show it by now?
                             no, not even later              UNSHOWN
                             no, but later: events are slow  LATE
@@ -121,4 +121,5 @@ def outcome_of(seen: Observation) -> AccuracyOutcome:
         return AccuracyOutcome.QUIET if seen.in_flight_tokens else AccuracyOutcome.UNUSED
     if cached_tokens <= seen.device_tokens < predicted_tokens:
         return AccuracyOutcome.TIERS_UNUSED
-    return AccuracyOutcome.EARLIER if seen.is_hybrid else AccuracyOutcome.LESS
+    is_one_block = predicted_tokens - cached_tokens < 2 * seen.block_size
+    return AccuracyOutcome.EARLIER if seen.is_hybrid or is_one_block else AccuracyOutcome.LESS

@@ -23,7 +23,7 @@ class Symptom(enum.StrEnum):
     `length`: engines count other prompt lengths. `unshown`: they reuse blocks that the index never
     shows. `more`: they reuse more than the index showed at the decision. `unused`: they reuse none
     of the predicted blocks. `tiers_unused`: they reuse none of the predicted blocks in lower tiers.
-    `earlier`: engines of a hybrid model resume prompts before the predicted place.
+    `earlier`: they resume prompts before the predicted place: of a hybrid model, or by one block.
     """
 
     LENGTH = "length"

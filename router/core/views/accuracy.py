@@ -37,7 +37,8 @@ class Misprediction(Struct, frozen=True):
     `symptoms`: `length`, the engine counts prompt tokens differently; `unshown`, reused blocks are
     never in the index; `more`, more blocks are reused than the index contained; `unused`, none of
     the blocks in the index are reused; `tiers_unused`, none of those in lower tiers are; `earlier`,
-    a hybrid model is resumed before the predicted place. `causes`: the likeliest first.
+    prompts are resumed before the predicted place: of a hybrid model, or by one block. `causes`:
+    the likeliest first.
     """
 
     model_name: str

@@ -223,7 +223,8 @@ def test_a_hybrid_model_that_resumes_earlier_than_predicted_has_another_layout()
         "16 of 16 requests were resumed 16 tokens earlier than predicted",
     )
     plain = HYBRID | {"is_hybrid": False}
-    assert noted(100, **plain, cached_tokens=48).findings() == []
+    assert noted(100, **plain, cached_tokens=32).findings() == []
+    assert causes(noted(16, **plain, cached_tokens=48)) == ["layout", "layout"]
 
 
 def test_evictions_on_a_hybrid_model_are_no_finding():
