@@ -58,9 +58,9 @@ Figures = Mapping[str, float]
 
 PROMPT_TOKENS = ((0.0, 2_048), (0.216, 5_000), (0.530, 10_000), (0.994, 20_000), (1.0, 24_576))
 OUTPUT_TOKENS = ((0.0, 1), (0.351, 1_000), (0.513, 2_000), (0.998, 5_000), (1.0, 6_144))
-SESSIONS_PER_S, FOLLOWED, THINK_S = 611.0, 0.5, 3.0
-SYSTEM_TOKENS, SUFFIX_TOKENS = 2_048, 512
-GATEWAY_WORKERS, GATEWAY_BLOCK = 240, 256
+SESSIONS_PER_S, FOLLOWED, THINK_S = 611 / 240, 0.5, 3.0
+"""Sessions begun per second and worker; the part that has a second turn; the pause before it."""
+SYSTEM_TOKENS, SUFFIX_TOKENS, GATEWAY_BLOCK = 2_048, 512, 256
 ABOUT_E2E_S = 12.0
 """By which a second turn is ordered among the others, so that it meets any router."""
 
@@ -75,7 +75,9 @@ MOCK = EngineModel(
 )
 """SMG's `local-medium`: 4.3 ms a step, 80,000 tokens of prompts a second, 1.2 million cached."""
 
-GATEWAYS = (1, 2, 8)
+COLD_S = 1.0
+"""The time in which routers learn how fast workers are, and what the others book."""
+
 RIVALS = {
     "own placements": View("cache-aware", is_shared=False),
     "cache-aware": View("cache-aware"),
@@ -89,8 +91,20 @@ def drawn_tokens(rng: Random, distribution: Sequence[tuple[float, int]]) -> int:
     return max(round(float(np.interp(rng.random(), chances, tokens))), 1)
 
 
+class Gateways(Struct, frozen=True):
+    """How much of SMG's run is replayed: workers, seconds of arrivals, and numbers of routers."""
+
+    workers: int
+    arrivals_s: float
+    counts: tuple[int, ...]
+
+    @property
+    def sessions(self) -> int:
+        return round(self.workers * SESSIONS_PER_S * self.arrivals_s)
+
+
 @cache
-def gateway_trace(sessions: int) -> Trace:
+def gateway_trace(fleet: Gateways) -> Trace:
     """Return sessions of one or two turns; a second one repeats the prompt and adds a suffix.
 
     Simulated engines keep no outputs, so that a second turn repeats none.
@@ -98,8 +112,8 @@ def gateway_trace(sessions: int) -> Trace:
     rng, now_s = Random(SEED), 0.0
     system = Context(0, SYSTEM_TOKENS)
     turns: list[tuple[float, int, TraceRequest]] = []
-    for session in range(sessions):
-        now_s += rng.expovariate(SESSIONS_PER_S)
+    for session in range(fleet.sessions):
+        now_s += rng.expovariate(fleet.workers * SESSIONS_PER_S)
         context = Context(session + 1, 0, system)
         context.grow(max(drawn_tokens(rng, PROMPT_TOKENS) - SYSTEM_TOKENS, 0))
         later_s = now_s
@@ -129,24 +143,26 @@ def _following(turns: Sequence[tuple[float, int, TraceRequest]]) -> Iterator[Tra
         )
 
 
-def run_gateways(sessions: int, routers: int, view: View) -> Figures:
-    """Replay the sessions before some routers."""
+def run_gateways(fleet: Gateways, routers: int, view: View) -> Figures:
+    """Replay the sessions before some routers. The first second is a cold start for all."""
     scenario = Scenario(
-        models=(MOCK,) * GATEWAY_WORKERS,
+        models=(MOCK,) * fleet.workers,
         routers=routers,
         sync_lag_s=0.02 if view.is_shared else NEVER_S,
         seed=SEED,
     )
-    found = simulate(gateway_trace(sessions), scenario, partial(core_of, view))
+    found = simulate(gateway_trace(fleet), scenario, partial(core_of, view))
     _, first = np.unique(found.session_ids, return_index=True)
     is_follow_up = np.ones(len(found.session_ids), bool)
     is_follow_up[first] = False
-    served = np.bincount(found.worker_ids.astype(int), minlength=GATEWAY_WORKERS)
+    served = np.bincount(found.worker_ids.astype(int), minlength=fleet.workers)
     return {
         "follow-ups cached": 100 * hit_rate(found, is_follow_up),
         "all cached": 100 * hit_rate(found, np.ones(len(found.isl_tokens), bool)),
         "requests per worker": 100 * spread(served.astype(float)),
         "mean TTFT": 1e3 * float(np.nanmean(found.ttft_s)),
+        "mean TTFT, cold": 1e3 * float(np.nanmean(found.ttft_s[found.arrivals_s < COLD_S])),
+        "mean TTFT, warm": 1e3 * float(np.nanmean(found.ttft_s[found.arrivals_s >= COLD_S])),
     }
 
 
@@ -157,7 +173,7 @@ def hit_rate(found: RequestResults, which: FloatArray) -> float:
 
 # ── llm-d ────────────────────────────────────────────────────────────────────────────────────────
 
-GROUPS, USERS, SHARED_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 150, 5, 6_000, 1_200, 1_000
+GROUPS, SHARED_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 150, 6_000, 1_200, 1_000
 RATES = (3.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0)
 PODS, POD_BLOCK = 8, 64
 POD = EngineModel(
@@ -215,34 +231,41 @@ def core_of(view: View, rng: Random) -> RouterCore:
     if view.policy == CacheAware.name:
         selectors = [CacheAware(balance_abs=8.0, balance_rel=1.2, cache_threshold=0.6)]
     name = f"simulated-{rng.getrandbits(53)}"
-    told = {"policy": view.policy, "use_kv_events": view.is_shared}
-    return make_core(configured(RouterConfig, name=name, **told), rng, selectors=selectors)
+    config = configured(RouterConfig, name=name, policy=view.policy, use_kv_events=view.is_shared)
+    return make_core(config, rng, selectors=selectors)
 
 
-UNITS = {"mean TTFT": "ms", "TTFT p90": "ms", "output": "tokens/s"}
-LOWER = ("requests per worker", "mean TTFT", "TTFT p90")
+UNITS = {"TTFT": "ms", "output": "tokens/s"}
+LOWER = ("TTFT", "requests per worker")
+MOST_LOST = 1.1
+"""Of several routers, to one."""
 
 
-def compared(prefix: str, ours: Figures, rivals: Mapping[str, Figures]) -> Iterator[Row]:
-    """Yield every figure of ours beside that of each rival."""
-    for rival, theirs in rivals.items():
-        for figure, value in ours.items():
-            unit, lower = UNITS.get(figure, "%"), figure in LOWER
-            yield Row(f"{prefix}{rival}: {figure}", value, theirs[figure], unit, 1.0, lower)
+def compared(prefix: str, ours: Figures, others: Figures, goal: float = 1.0) -> Iterator[Row]:
+    """Yield every figure of ours beside another one."""
+    for figure, value in ours.items():
+        unit = next((UNITS[word] for word in UNITS if word in figure), "%")
+        lower = any(word in figure for word in LOWER)
+        yield Row(f"{prefix}: {figure}", value, others[figure], unit, goal, lower)
 
 
-def gateways(sessions: int, counts: Sequence[int], jobs: int) -> list[Row]:
-    """Rows of each number of routers."""
+def gateways(fleet: Gateways, jobs: int) -> list[Row]:
+    """Rows of each number of routers, beside each rival; then of several routers beside one."""
     views = {"": OURS, **RIVALS}
-    cases = [(count, name) for count in reversed(counts) for name in views]
+    cases = [(count, name) for count in reversed(fleet.counts) for name in views]
     with ProcessPoolExecutor(jobs) as pool:
-        run = partial(run_gateways, sessions)
+        run = partial(run_gateways, fleet)
         found = pool.map(run, [n for n, _ in cases], [views[name] for _, name in cases])
         figures = dict(zip(cases, found, strict=True))
     rows: list[Row] = []
-    for count in counts:
-        rivals = {name: figures[count, name] for name in RIVALS}
-        rows += compared(f"{count} routers, ", figures[count, ""], rivals)
+    for count in fleet.counts:
+        for rival in RIVALS:
+            label = f"{count} routers, {rival}"
+            rows += compared(label, figures[count, ""], figures[count, rival])
+    for count in fleet.counts[1:]:
+        label = f"{count} routers to {fleet.counts[0]}"
+        some = compared(label, figures[count, ""], figures[fleet.counts[0], ""], MOST_LOST)
+        rows += [row for row in some if "TTFT" in row.name]
     return rows
 
 
@@ -252,20 +275,25 @@ def prefixes(stage_s: float, jobs: int) -> list[Row]:
     with ProcessPoolExecutor(jobs) as pool:
         found = pool.map(partial(run_prefixes, stage_s), views.values())
         figures = dict(zip(views, found, strict=True))
-    return list(compared("", figures[""], {name: figures[name] for name in VIEWS}))
+    return [row for name in VIEWS for row in compared(name, figures[""], figures[name])]
+
+
+FULL, QUICK = Gateways(240, 10.0, (1, 2, 8)), Gateways(30, 1.0, (1, 8))
+FULL_STAGE_S, QUICK_STAGE_S = 60.0, 4.0
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
     """What each section measures."""
-    sessions, counts, stage_s = (1_200, (8,), 4.0) if arguments.quick else (18_330, GATEWAYS, 60.0)
+    fleet = QUICK if arguments.quick else FULL
+    stage_s = QUICK_STAGE_S if arguments.quick else FULL_STAGE_S
     return {
-        "gateways": partial(gateways, sessions, counts, arguments.jobs),
+        "gateways": partial(gateways, fleet, arguments.jobs),
         "prefixes": partial(prefixes, stage_s, arguments.jobs),
     }
 
 
 TITLES = {
-    "gateways": f"simulated: routers before {GATEWAY_WORKERS} workers, sessions as SMG's profile",
+    "gateways": "simulated: routers before mock workers, sessions as in SMG's profile",
     "prefixes": f"simulated: {GROUPS} groups on {PODS} engines, as llm-d describes them",
 }
 
@@ -276,8 +304,13 @@ def main() -> int:
     arguments = parser.parse_args()
     measures = measured(arguments)
     sections = {name: Section(TITLES[name], measures[name]) for name in arguments.only}
-    scale = "1,200 sessions" if arguments.quick else "18,330 sessions in 30 s; 7 rates of 60 s"
-    return report(sections, Benchmark("published", "other", f"simulated: {scale}"), arguments)
+    fleet = QUICK if arguments.quick else FULL
+    stage_s = QUICK_STAGE_S if arguments.quick else FULL_STAGE_S
+    scale = (
+        f"simulated, one seed: {fleet.workers} workers, {fleet.sessions:,} sessions in "
+        f"{fleet.arrivals_s:g} s; {len(RATES)} rates of {stage_s:g} s"
+    )
+    return report(sections, Benchmark("published", "other", scale), arguments)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Workers or the router of a Dynamo fleet, with commands on stdin; run by a Python with Dynamo.
 
-    dynamo_process.py workers '["tcp://…", …]'     a worker for each engine's socket
-    dynamo_process.py router '[]'
+    dynamo_process.py workers     then a line `["tcp://…", …]`: a worker for each engine's socket
+    dynamo_process.py router      then a line `[]`
 
 Discovery is a folder (`DYN_FILE_KV`), events travel on Dynamo's ZMQ plane. A worker is registered
 as Dynamo's engines are, and follows its engine's socket with Dynamo's own publisher. Every line is
@@ -89,7 +89,8 @@ def answer(value):
     sys.stdout.flush()
 
 
-async def main(role, described):
+async def main(role):
+    described = await asyncio.to_thread(sys.stdin.readline)
     if role == "workers":
         ids, kept = await workers(json.loads(described))
         answer(ids)

@@ -45,18 +45,24 @@ class DynamoProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._asking = asyncio.Lock()
 
-    async def start(self, described: object) -> list[int]:
-        """Its first answer: the ids of workers."""
+    async def load(self) -> None:
+        """Start it, unless it is; it imports Dynamo, and waits."""
+        if self._process is not None and self._process.returncode is None:
+            return
         python = python_of(BENCHMARKS / ".peer-venv", BENCHMARKS / "peer-requirements.txt")
         with self.log.path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                python, "-P", PROGRAM, self._role, json.dumps(described), env=self._environment,
+                python, "-P", PROGRAM, self._role, env=self._environment,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
                 limit=LINE_BYTES,
             )  # fmt: skip
-        return await self._answer()
 
-    async def ask(self, *call: object) -> list[dict[str, int]]:
+    async def start(self, described: list[str]) -> list[int]:
+        """Its first answer: the ids of workers."""
+        await self.load()
+        return await self.ask(*described)
+
+    async def ask(self, *call: object):
         async with self._asking:
             self._process.stdin.write(json.dumps(call).encode() + b"\n")
             await self._process.stdin.drain()
@@ -94,8 +100,8 @@ class DynamoRuntime:
         self._directory = directory
         self._processes: list[DynamoProcess] = []
         self._router = self._process("router", "router")
-        self._own: dict[int, DynamoProcess] = {}
-        """Processes of engines that restart, by worker id."""
+        self._lives: dict[int, list[DynamoProcess]] = {}
+        """Processes of engines that restart, by worker id: this life's, and that of the next."""
         self._instances: dict[int, int] = {}
         """The worker id of every instance id; older ones of an engine come first."""
 
@@ -106,11 +112,17 @@ class DynamoRuntime:
     async def start(self, seats: Sequence[Seat]) -> None:
         shared = [seat for seat in seats if not seat.restarts]
         await self._start_workers(self._process("workers", "workers"), shared)
-        for seat in seats:
-            if seat.restarts:
-                self._own[seat.worker_id] = self._process("workers", f"worker-{seat.worker_id}")
-                await self._start_workers(self._own[seat.worker_id], [seat])
+        restarting = [seat for seat in seats if seat.restarts]
+        await asyncio.gather(*map(self._begin_life, restarting))
         await self._start_router()
+        await asyncio.gather(*[self._lives[seat.worker_id][1].load() for seat in restarting])
+
+    async def _begin_life(self, seat: Seat) -> None:
+        """Start the worker of an engine; the process of its next life only has to be started."""
+        lives = self._lives.setdefault(seat.worker_id, [])
+        while len(lives) < 2:
+            lives.append(self._process("workers", f"worker-{len(self._processes)}"))
+        await self._start_workers(lives[0], [seat])
 
     async def _start_workers(self, process: DynamoProcess, seats: Sequence[Seat]) -> None:
         instances = await process.start([seat.events_endpoint for seat in seats])
@@ -148,8 +160,8 @@ class DynamoRuntime:
 
     async def engine_restarted(self, seat: Seat) -> None:
         """Its worker died with it; the next one has another instance id."""
-        await self._own[seat.worker_id].kill()
-        await self._start_workers(self._own[seat.worker_id], [seat])
+        await self._lives[seat.worker_id].pop(0).kill()
+        await self._begin_life(seat)
 
     async def restart(self) -> None:
         """The router alone; workers live on."""

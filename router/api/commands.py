@@ -245,7 +245,7 @@ class Commands:
         if shadow is not None:
             shadow.after(command, reply)
         if not is_booked and (request.selection_id is not None or request.advisory):
-            return self._kept(request, reply, decision, now_s)
+            return self._kept(request, prompt, reply, decision, now_s)
         return decision
 
     async def _placed(self, wait: PendingRequest, gone: Disconnected | None) -> Decision:
@@ -322,11 +322,17 @@ class Commands:
         return self._shadow.report()
 
     def _kept(
-        self, request: SelectRequest, placement: Placement, decision: Decision, now_s: float
+        self,
+        request: SelectRequest,
+        prompt: Prompt,
+        placement: Placement,
+        decision: Decision,
+        now_s: float,
     ) -> Decision:
         """Keep a selection that has an id; add its rank's load if the request is advisory."""
         if request.selection_id is not None:
-            selection = Selection.of(request, placement.rank, placement.prompt.public_hashes)
+            hashes, sent = placement.prompt.public_hashes, prompt.caller_hashes
+            selection = Selection.of(request, placement.rank, hashes, sent)
             self._selections.keep((request.scope, request.selection_id), selection, now_s)
         load = self._worker_load(placement) if request.advisory else None
         return structs.replace(decision, selection_id=request.selection_id, worker_load=load)

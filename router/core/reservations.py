@@ -243,7 +243,7 @@ class Reservations:
             found_by,
             overlap[1],
             bool(request.cache_salt or lora_name),
-            prompt.is_named_by_caller,
+            prompt.caller_hashes is not None,
             bool(request.block_mm_infos),
         )
         footprint = hashed.footprint(overlap[0], request.expected_output_tokens, expectation)

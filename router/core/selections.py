@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.protocol.values import HashArray, Rank, Scope
-from router.sequence.active.prompt import hash_array
+from router.sequence.active.prompt import CallerHashes
 
 _ENTRY_BYTES = 2_048
 """Approximate memory of a selection without its hashes, in bytes."""
@@ -40,8 +40,13 @@ class Selection(Struct, frozen=True, eq=False):
     session: SelectRequest | None
 
     @classmethod
-    def of(cls, request: SelectRequest, rank: Rank, public_hashes: HashArray) -> "Selection":
-        """Return the selection of `rank`; `public_hashes`: those of its prompt. O(hashes)."""
+    def of(
+        cls, request: SelectRequest, rank: Rank, public_hashes: HashArray, sent: CallerHashes | None
+    ) -> "Selection":
+        """Return the selection of `rank`. O(1).
+
+        `public_hashes`: those of its prompt for that rank; `sent`: those of its caller, if any.
+        """
         booking = ReserveRequest(
             model_name=request.model_name,
             routing_group=request.routing_group,
@@ -58,14 +63,10 @@ class Selection(Struct, frozen=True, eq=False):
             slo_tpot_ms=request.slo_tpot_ms,
         )
         session = _session(request)
-        if request.sequence_hashes is None or request.token_ids is not None:
-            isl_tokens = 0 if request.token_ids is None else len(request.token_ids)
-            booking = structs.replace(booking, isl_tokens=isl_tokens)
-            return cls(booking, public_hashes, None, session)
-        hashes, blocks = hash_array("sequence_hashes", request.sequence_hashes), None
-        if request.block_hashes is not None:
-            blocks = hash_array("block_hashes", request.block_hashes)
-        return cls(booking, hashes, blocks, session)
+        if sent is not None:
+            return cls(booking, sent.sequence_hashes, sent.block_hashes, session)
+        isl_tokens = 0 if request.token_ids is None else len(request.token_ids)
+        return cls(structs.replace(booking, isl_tokens=isl_tokens), public_hashes, None, session)
 
     @property
     def request(self) -> ReserveRequest:

@@ -237,6 +237,23 @@ def withdraw_ours(values: Array, slots: Slots, estimate: Array, ours: Array, now
 
 
 @device
+def write_lacking(values: Array, isl_tokens: float, weights: Array, lacking: Array) -> None:
+    """Write the tokens of a shared beginning that each candidate lacks.
+
+    Prompts of other routers may begin as this one does. What two candidates have of it counts as
+    shared; what one alone has may be a conversation of its own.
+    """
+    longest, shared = 0.0, 0.0
+    for i in range(len(values)):
+        saved = saved_tokens(values[i], booked_blocks(values[i], isl_tokens), weights)
+        lacking[i] = saved
+        shared = max(shared, min(saved, longest))
+        longest = max(longest, saved)
+    for i in range(len(values)):
+        lacking[i] = max(shared - lacking[i], 0.0)
+
+
+@device
 def make_average(row: Array) -> None:
     """Replace the request's terms by those of one with nothing cached, booked or preferred."""
     row[OVERLAP_DEVICE : CACHED_BLOCKS + 1] = 0.0
@@ -251,35 +268,38 @@ def claim(
     turns: Array,
     estimate: Array,
     ours: Array,
+    isl_tokens: float,
     now_s: float,
-    delay_weight: float,
+    weights: Array,
     claimed: Array,
 ) -> None:
     """Add the expected placements of other routers to `claimed`, which is a copy of `values`.
 
     `values` is modified too: first our unseen bookings are removed, which gives the view that all
-    routers share, then each placement is added. In each turn an average request, with nothing
-    cached, is placed on the cheapest candidate. O(candidates · turns).
+    routers share, then each placement is added. In each turn an average request, with nothing but
+    a shared beginning cached, is placed on the cheapest candidate. O(candidates · turns).
     """
+    lacking = np.empty(len(values))
+    write_lacking(values, isl_tokens, weights, lacking)
     bookings = estimate[BOOKINGS]
     tokens, contexts = estimate[TOKENS] / bookings, estimate[CONTEXTS] / bookings
     isl_tokens = estimate[ISL_TOKENS] / bookings
     withdraw_ours(values, slots, estimate, ours, now_s)
     for i in range(len(values)):
         make_average(values[i])
-    weights = np.array([delay_weight, 0.0, 0.0, 0.0, math.inf, math.inf])
+    weights = np.array([weights[DELAY_WEIGHT], 0.0, 0.0, 0.0, math.inf, math.inf])
     costs = np.empty(len(values))
     found = survey(values, isl_tokens, weights, costs)
     request = request_of(found, isl_tokens, math.nan, now_s)
     for i in range(len(values)):
-        costs[i] = predict(values[i], 0.0, tokens, request, weights).cost_s
+        costs[i] = predict(values[i], 0.0, tokens + lacking[i], request, weights).cost_s
     for turn in range(len(turns)):
         best = costs.argmin()
-        weight = turns[turn]
+        weight, new_tokens = turns[turn], tokens + lacking[best]
         if weight > 0:
-            put(claimed[best], weight, tokens, contexts, isl_tokens, now_s)
-        put(values[best], weight if weight > 0 else 1.0, tokens, contexts, isl_tokens, now_s)
-        costs[best] = predict(values[best], 0.0, tokens, request, weights).cost_s
+            put(claimed[best], weight, new_tokens, contexts, isl_tokens, now_s)
+        put(values[best], weight if weight > 0 else 1.0, new_tokens, contexts, isl_tokens, now_s)
+        costs[best] = predict(values[best], 0.0, new_tokens, request, weights).cost_s
 
 
 @kernel(
@@ -318,8 +338,9 @@ def price(
             turns[:taken],
             estimate,
             ours,
+            isl_tokens,
             now_s,
-            weights[DELAY_WEIGHT],
+            weights,
             counted,
         )
     best = write_costs(counted, isl_tokens, expected_output_tokens, now_s, weights, parts, costs)

@@ -136,24 +136,46 @@ class HashedPrompt(Struct, frozen=True, gc=False):
         return reusable_blocks(self.isl_tokens, self.block_size, overlap_blocks, eagle=eagle)
 
 
+class CallerHashes(Struct, frozen=True, eq=False):
+    """The hashes of a prompt as its caller sent them, as u64.
+
+    `block_hashes`: None if `sequence_hashes` also name the blocks in caches.
+    """
+
+    sequence_hashes: HashArray
+    block_hashes: HashArray | None
+
+    @classmethod
+    def of(cls, request: PromptRequest) -> "CallerHashes | None":
+        """Return the hashes of a request; None if it has none. O(hashes).
+
+        Raises InvalidFieldError if one does not fit into 64 bits.
+        """
+        hashes, blocks = request.sequence_hashes, request.block_hashes
+        if hashes is None:
+            return None
+        in_caches = None if blocks is None else hash_array("block_hashes", blocks)
+        return cls(hash_array("sequence_hashes", hashes), in_caches)
+
+
 class Prompt:
     """The tokens of a request, and their hashes for every identity requested so far.
 
     If only hashes are known, they hold for every identity with as many blocks for a prompt of this
     length; for other identities the prompt has no hashes. `by_identity`: the hashes so far.
-    `is_named_by_caller`: the caller sent hashes instead of tokens. `isl_tokens`: its length.
+    `caller_hashes`: None if it has tokens. `isl_tokens`: its length.
     `seed`: the seed of its local hashes. `stages`: the timer of the decision, if it is timed.
     """
 
     __slots__ = (
         "_about",
+        "_found_by",
         "_is_plain",
-        "_known",
         "_mm_infos",
         "_naming",
         "_tokens",
         "by_identity",
-        "is_named_by_caller",
+        "caller_hashes",
         "isl_tokens",
         "seed",
         "stages",
@@ -168,17 +190,15 @@ class Prompt:
         """
         self.stages = stages
         self._naming = naming
-        self._known: tuple[HashArray, HashArray] | None = None
+        self.caller_hashes: CallerHashes | None = None
+        self._found_by = NO_HASHES
         tokens = request.token_ids
         if tokens is None:
             self._tokens, self.isl_tokens = NO_TOKENS, request.isl_tokens or 0
-            if request.sequence_hashes is not None:
-                load_hashes = hash_array("sequence_hashes", request.sequence_hashes)
-                blocks = request.block_hashes
-                found_by = load_hashes
-                if blocks is not None:
-                    found_by = chain(hash_array("block_hashes", blocks))
-                self._known = (found_by, load_hashes)
+            self.caller_hashes = sent = CallerHashes.of(request)
+            if sent is not None:
+                blocks = sent.block_hashes
+                self._found_by = sent.sequence_hashes if blocks is None else chain(blocks)
         else:
             self._tokens, self.isl_tokens = np.ascontiguousarray(tokens, np.uint32), len(tokens)
         self.seed = HASH_SEED
@@ -188,8 +208,7 @@ class Prompt:
         self.by_identity: dict[Identity, HashedPrompt] = {}
         self._about = None if naming.tracking is None else _model_of(request)
         has_keys = naming.key is not None or naming.tracking is not None
-        self.is_named_by_caller = self._known is not None
-        is_special = has_keys or self._mm_infos or self.is_named_by_caller
+        is_special = has_keys or self._mm_infos or self.caller_hashes is not None
         self._is_plain = not is_special
 
     def laid_out(self, identity: Identity) -> tuple[HashedPrompt, TokenArray]:
@@ -224,9 +243,10 @@ class Prompt:
         return known
 
     def _hash(self, identity: Identity) -> HashedPrompt:
-        if self._known is not None:
-            fits = len(self._known[1]) == full_blocks(self.isl_tokens, identity)
-            found_by, public = self._known if fits else (NO_HASHES, NO_HASHES)
+        if self.caller_hashes is not None:
+            found_by, public = self._found_by, self.caller_hashes.sequence_hashes
+            if len(public) != full_blocks(self.isl_tokens, identity):
+                found_by = public = NO_HASHES
             found = self._naming.names(found_by)
             load = self._load_names(found, found_by, public, identity)
             return HashedPrompt(found, load, self.isl_tokens, identity.block_size, public)

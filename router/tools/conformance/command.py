@@ -26,7 +26,7 @@ from router.tools.conformance.systems.base import System
 from router.tools.conformance.systems.kv_router import KvRouter
 from router.tools.conformance.table import Table, badge, page
 
-FULL, QUICK = Patience(settle_s=1.5, limit_s=8.0), Patience(settle_s=1.0, limit_s=2.0)
+FULL, QUICK = Patience(1.5, 8.0, 0.1), Patience(0.5, 1.5, 0.03)
 
 
 def conformance(arguments: Sequence[str]) -> int:

@@ -227,7 +227,7 @@ def test_objectives_of_a_booked_rank_and_of_a_selection_are_counted():
     made = world()
     request = SelectRequest(token_ids=prompt(1, 40), selection_id="s", slo_ttft_ms=1_000)
     placed = made.core.handle(Select(request, prepare(request, ())), NOW_S)[0]
-    booking = Selection.of(request, placed.rank, placed.prompt.public_hashes).request
+    booking = Selection.of(request, placed.rank, placed.prompt.public_hashes, None).request
     assert isinstance(booking, ReserveRequest)
     assert booking.slo_ttft_ms == 1_000
     reserve(made, booking)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from router.core.selections import Selection, SelectionLimits, Selections
 from router.protocol.requests import SelectRequest
 from router.protocol.values import Rank, Scope
+from router.sequence.active.prompt import CallerHashes
 
 LIMITS = SelectionLimits(ttl_s=10.0, max_entries=4, max_bytes=9_000)
 SCOPES = (Scope("m", "g"), Scope("m", "other"))
@@ -24,7 +25,7 @@ STEPS = st.lists(
 
 def selection(blocks, **fields):
     request = SelectRequest(token_ids=list(range(4 * blocks)), **fields)
-    return Selection.of(request, Rank(1, 0), np.arange(blocks, dtype=np.uint64))
+    return Selection.of(request, Rank(1, 0), np.arange(blocks, dtype=np.uint64), None)
 
 
 class Model:
@@ -97,7 +98,8 @@ def test_a_selection_by_hashes_is_booked_by_the_same():
     request = SelectRequest(
         selection_id="s", block_hashes=[-1, 5], sequence_hashes=[8, -2], isl_tokens=9
     )
-    booked = Selection.of(request, Rank(1, 0), np.empty(0, np.uint64)).request
+    sent = CallerHashes.of(request)
+    booked = Selection.of(request, Rank(1, 0), np.empty(0, np.uint64), sent).request
     assert booked.block_hashes == [2**64 - 1, 5]
     assert booked.sequence_hashes == [8, 2**64 - 2]
     assert booked.isl_tokens == 9

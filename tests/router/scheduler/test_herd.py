@@ -20,7 +20,15 @@ from router.sequence.active.footprint import Footprint
 from router.sequence.rank_table import RankTable
 from support.chaos.fuzzing import examples
 from support.fleets.peers import reservation
-from support.values.terms import arrivals, candidate, mean, predicted_cost, predicted_costs, table
+from support.values.terms import (
+    arrivals,
+    candidate,
+    mean,
+    predicted_cost,
+    predicted_costs,
+    saved_tokens,
+    table,
+)
 
 NO_HASHES = np.empty(0, np.uint64)
 PROMPT = Footprint(NO_HASHES, 0, 900, 100, 16)
@@ -142,6 +150,15 @@ def test_a_prompt_goes_to_its_holder_where_that_is_worth_more_than_a_turn():
     assert [chosen(long, 1, 1, 1, lower=lower) for lower in (0, 2)] == [3, 3]
 
 
+def test_each_of_four_routers_takes_another_rank_where_two_hold_a_shared_beginning():
+    asked = idle(6)
+    for holder in (4, 5):
+        blocks = asked.isl_tokens // 32
+        asked.values[holder, [terms.OVERLAP_DEVICE, terms.CACHED_BLOCKS]] = blocks
+    found = [chosen(asked, 1, 1, 1, lower=lower) for lower in range(4)]
+    assert sorted(found) == [0, 1, 4, 5]
+
+
 def test_a_second_request_takes_our_second_turn():
     asked = idle(4)
     asked.values[0, ranks.QUEUED_TOKENS] += 8_000
@@ -224,11 +241,14 @@ class Model:
             left = {each: expected[each] - done for each in left}
         return turns[:MOST_TURNS]
 
-    def claimed(self, rows, of_ranks, now_s, delay_weight):
+    def claimed(self, rows, of_ranks, asked_tokens, now_s, delay_weight):
         """The rows with the expected placements of others."""
         turns = self.turns()
         if not turns:
             return rows
+        saved = [saved_tokens(row, asked_tokens, (0.75, 0.25, 0.0)) for row in rows]
+        common = max(0.0, sorted([0.0, *saved])[-2])  # two candidates have it
+        lacking = [max(common - each, 0.0) for each in saved]
         shared, claimed = [[*row] for row in rows], [[*row] for row in rows]
         for rank, tokens, contexts, booked_s in self.ours:
             if rank in of_ranks and now_s - booked_s <= SPREAD_S:
@@ -237,22 +257,24 @@ class Model:
             row[terms.CACHED_BLOCKS], row[terms.TAINT_FACTOR] = 0.0, 1.0
             row[terms.NEW_BLOCKS] = math.inf
         tokens, contexts, isl_tokens = (each / self.sums[0] for each in self.sums[1:])
+        new = [tokens + each for each in lacking]
         for weight in turns:
-            costs = self.average_costs(shared, tokens, isl_tokens, now_s, delay_weight)
+            costs = self.average_costs(shared, new, isl_tokens, now_s, delay_weight)
             best = costs.index(min(costs))
             for row, part in ((claimed[best], weight), (shared[best], weight or 1.0)):
                 if part:
-                    put(row, part * tokens, part * contexts, part, part * isl_tokens, now_s)
+                    put(row, part * new[best], part * contexts, part, part * isl_tokens, now_s)
         return claimed
 
-    def average_costs(self, rows, tokens, isl_tokens, now_s, delay_weight):
+    def average_costs(self, rows, new, isl_tokens, now_s, delay_weight):
         output, reuse = mean(rows, ranks.OUTPUT_TOKENS), mean(rows, ranks.REUSE)
         rest = (output, arrivals(rows), 1 / 3 * reuse, reuse, now_s, delay_weight)
-        return [predicted_cost(row, tokens, isl_tokens, *rest) for row in rows]
+        each = zip(rows, new, strict=True)
+        return [predicted_cost(row, tokens, isl_tokens, *rest) for row, tokens in each]
 
     def choice(self, rows, of_ranks, isl_tokens, expected, now_s, temperature, rng):
         """The costs, and the position that is chosen."""
-        claimed = self.claimed(rows, of_ranks, now_s, 0.1)
+        claimed = self.claimed(rows, of_ranks, isl_tokens, now_s, 0.1)
         costs = predicted_costs(claimed, isl_tokens, expected, now_s)
         best = costs.index(min(costs))
         if temperature:

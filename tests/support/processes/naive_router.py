@@ -1,81 +1,9 @@
-"""A router as one would write it in an afternoon: sets of names, live events, nothing else."""
+"""Variants of the example adapter: what the kit has to see of a system."""
 
-import asyncio
-from itertools import takewhile
+from conformance_adapter import NaiveRouter
 
-import msgspec
-import zmq
-import zmq.asyncio
-
-from router.tools.conformance.steps import BLOCK_SIZE, Marks
+from router.tools.conformance.steps import Marks
 from router.tools.conformance.systems.base import Answer, Remark
-
-
-class NaiveRouter:
-    title = "naive"
-    answers_best_only = False
-    marks = Marks()
-    skips = frozenset()
-
-    def __init__(self, directory):
-        self._context = zmq.asyncio.Context()
-        self._tasks = []
-        self._held = {}
-        self.seats = ()
-
-    async def start(self, seats):
-        self.seats = seats
-        self._held = {seat.worker_id: {} for seat in seats}
-        self._tasks = [asyncio.create_task(self._follow(seat)) for seat in seats]
-
-    async def ask(self, seats, prompt):
-        blocks = {}
-        for seat in seats:
-            held = set(self._held[seat.worker_id].values())
-            prefixes = range(BLOCK_SIZE, len(prompt.token_ids) + 1, BLOCK_SIZE)
-            found = takewhile(lambda end: prompt.token_ids[:end] in held, prefixes)  # noqa: B023
-            blocks[seat.worker_id] = len(list(found))
-        return Answer(blocks)
-
-    def remarks(self):
-        return []
-
-    async def engine_restarted(self, seat):
-        pass
-
-    async def restart(self):
-        await self.leave()
-        await self.start(self.seats)
-
-    async def leave(self):
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def stop(self):
-        await self.leave()
-        self._context.destroy(linger=0)
-
-    async def _follow(self, seat):
-        held = self._held[seat.worker_id]
-        with self._context.socket(zmq.SUB) as socket:
-            socket.set(zmq.LINGER, 0)
-            socket.subscribe(b"")
-            socket.connect(seat.events_endpoint)
-            while True:
-                _, _, payload = await socket.recv_multipart()
-                for event in msgspec.msgpack.decode(payload)[1]:
-                    self._apply(held, event)
-
-    def _apply(self, held, event):
-        match event:
-            case {"type": "BlockStored", "block_hashes": names, "token_ids": token_ids}:
-                before = held.get(event["parent_block_hash"], ())
-                for i, name in enumerate(names):
-                    held[name] = before + tuple(token_ids[: (i + 1) * BLOCK_SIZE])
-            case {"type": "BlockRemoved", "block_hashes": names}:
-                for name in names:
-                    held.pop(name, None)
 
 
 class DoubtingRouter(NaiveRouter):

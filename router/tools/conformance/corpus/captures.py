@@ -21,7 +21,7 @@ from router.tools.conformance.corpus.cache import (
     REANNOUNCED,
     TAIL,
 )
-from router.tools.conformance.corpus.identity import SALT, SALT_ONCE
+from router.tools.conformance.corpus.identity import SALT, SALT_ONCE, SGLANG_SALT
 from router.tools.conformance.corpus.wire import WIDE
 from router.tools.conformance.steps import (
     BLOCK_SIZE,
@@ -39,6 +39,7 @@ GROUP = "captured from real engines"
 CAUSES = {
     "conversations with one system prompt": TAIL,
     "one prompt with two salts and without": SALT,
+    "one prompt with two salts and without, as cache_salt": SGLANG_SALT,
     "a prompt of 60 blocks with a salt": SALT_ONCE,
     "more prompts than the cache holds": TAIL,
     "four equal requests at once, then others until blocks are evicted": COPIES,
@@ -69,13 +70,14 @@ class Run(Struct, frozen=True):
 
 
 class Capture(Struct, frozen=True):
-    """Runs of one engine."""
+    """Runs of one engine, of one kind (`EngineSpec`)."""
 
     engine: str
     date: str
     how: str
     block_size: int
     runs: list[Run]
+    kind: str = "vllm"
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -88,7 +90,7 @@ def scenarios() -> Iterator[Scenario]:
                 f"{capture.engine}: {run.name}",
                 GROUP,
                 tuple(_steps(run)),
-                (EngineSpec(reannounces=run.reannounces),),
+                (EngineSpec(capture.kind, reannounces=run.reannounces),),
                 cause=CAUSES[run.name],
                 unknowable=LIKE_COPIES if run.reannounces else "",
                 note="" if i else f"captured on {capture.date} from {capture.how}.",

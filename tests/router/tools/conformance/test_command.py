@@ -15,7 +15,8 @@ from router.tools.conformance.player import Patience, play
 from router.tools.conformance.score import Mark
 from router.tools.conformance.systems.kv_router import KvRouter
 
-NAIVE = "support.processes.naive_router:NaiveRouter"
+NAIVE = "conformance_adapter:NaiveRouter"
+"""The example of docs/conformance.md."""
 
 
 @pytest.mark.integration

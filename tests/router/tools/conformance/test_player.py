@@ -1,6 +1,7 @@
 """Scenarios played over sockets to routers whose faults are known."""
 
 import pytest
+from conformance_adapter import NaiveRouter
 
 from router.tools.conformance.corpus import SCENARIOS
 from router.tools.conformance.events import prompt, publish, stored, text
@@ -13,7 +14,6 @@ from support.processes.naive_router import (
     BestOnlyRouter,
     DoubtingRouter,
     MarkedRouter,
-    NaiveRouter,
     WarningRouter,
 )
 
