@@ -42,12 +42,13 @@ SEED = 1
 
 
 class View(Struct, frozen=True):
-    """What a router knows and how it chooses. `is_shared`: events, and the bookings of its peers;
-    otherwise its own placements alone.
+    """How a router chooses, and what it knows beside its own placements: the engines' events, and
+    what its peers have booked.
     """
 
     policy: str
-    is_shared: bool = True
+    has_events: bool = True
+    has_bookings: bool = True
 
 
 OURS = View("predictive")
@@ -79,10 +80,10 @@ COLD_S = 1.0
 """The time in which routers learn how fast workers are, and what the others book."""
 
 RIVALS = {
-    "own placements": View("cache-aware", is_shared=False),
-    "cache-aware": View("cache-aware"),
-    "round-robin": View("round-robin"),
+    "events alone": View("cache-aware", has_bookings=False),
+    "own placements": View("cache-aware", has_events=False, has_bookings=False),
 }
+"""SGLang's rule, by the events of all engines as SMG's gateways have them, or by nothing shared."""
 
 
 def drawn_tokens(rng: Random, distribution: Sequence[tuple[float, int]]) -> int:
@@ -148,7 +149,7 @@ def run_gateways(fleet: Gateways, routers: int, view: View) -> Figures:
     scenario = Scenario(
         models=(MOCK,) * fleet.workers,
         routers=routers,
-        sync_lag_s=0.02 if view.is_shared else NEVER_S,
+        sync_lag_s=0.02 if view.has_bookings else NEVER_S,
         seed=SEED,
     )
     found = simulate(gateway_trace(fleet), scenario, partial(core_of, view))
@@ -188,7 +189,7 @@ POD = EngineModel(
 """32 B parameters on two H100: weights in 64 GB / 6.7 TB/s, half of 2 × 990 TFLOP/s."""
 
 VIEWS = {
-    "approximate": View("predictive", is_shared=False),
+    "approximate": View("predictive", has_events=False),
     "load": View("least-loaded"),
     "random": View("random"),
 }
@@ -231,7 +232,7 @@ def core_of(view: View, rng: Random) -> RouterCore:
     if view.policy == CacheAware.name:
         selectors = [CacheAware(balance_abs=8.0, balance_rel=1.2, cache_threshold=0.6)]
     name = f"simulated-{rng.getrandbits(53)}"
-    config = configured(RouterConfig, name=name, policy=view.policy, use_kv_events=view.is_shared)
+    config = configured(RouterConfig, name=name, policy=view.policy, use_kv_events=view.has_events)
     return make_core(config, rng, selectors=selectors)
 
 
