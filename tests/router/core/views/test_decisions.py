@@ -18,7 +18,7 @@ from router.protocol.values import HeldState, Tier, pack_hashes
 from router.scheduler.terms import NEW_BLOCKS
 from router.sequence.active.prompt import prepare
 from router.sequence.hashing._digest import digest
-from router.sequence.rank_table import QUEUED_TOKENS
+from router.sequence.rank_table import HYBRID, QUEUED_TOKENS
 from support.values.builders import BLOCK_SIZE, World, rank
 
 PROMPT = list(range(40))
@@ -191,6 +191,14 @@ def test_prompts_in_flight_on_a_hybrid_rank_promise_nothing(world):
     assert new_blocks == {1: [BLOCKS - 4], 2: [0]}
     queued = [world.core.ranks.row(rank(each))[QUEUED_TOKENS] for each in (1, 2)]
     assert queued == [2 * left_tokens, left_tokens + BLOCK_SIZE]
+
+
+def test_a_rank_is_hybrid_from_its_first_batch_on(world):
+    journal = world.journals[rank(1)]
+    journal.set_layout(Layout(BLOCK_SIZE, BLOCK_SIZE, (LayerClass("state", BLOCK_SIZE),)))
+    world.deliver(rank(1))
+    assert world.core.ranks.row(rank(1))[HYBRID] == 1.0
+    assert world.core.ranks.row(rank(2))[HYBRID] == 0.0
 
 
 def test_layout_and_classes_of_a_hybrid_rank_are_shown(world):
