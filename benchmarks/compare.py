@@ -28,6 +28,9 @@ def main() -> int:
         outcome for name in arguments.only for outcome in _measured(name, PARTS[name], arguments)
     ]
     facts["took"] = f"{sum(each.seconds for each in outcomes) / 60:.1f} min"
+    if not arguments.trace:
+        without = [name for name in arguments.only if PARTS[name].needs_trace]
+        facts["left out for want of --trace FILE"] = ", ".join(without) or "nothing"
     facts["scale"] = "quick: smaller sizes, fewer rounds" if arguments.quick else "full"
     arguments.output.write_text(page(facts, outcomes))
     print(arguments.output)
@@ -42,7 +45,7 @@ def _load() -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = section_parser(__doc__, PARTS, keeps=False)
-    parser.add_argument("--trace", default="", help="for `trace`: a file in Mooncake's format")
+    parser.add_argument("--trace", default="", help="a file in Mooncake's format")
     parser.add_argument("--output", type=Path, default=Path("compare.html"), help="the report")
     return parser.parse_args()
 

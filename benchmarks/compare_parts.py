@@ -28,6 +28,7 @@ class Part(Struct, frozen=True):
     arguments: Sequence[str]
     sections: Sequence[str] = ()
     """Run one by one, so that one that fails costs the others nothing."""
+    needs_trace: bool = False
 
 
 class Outcome(Struct, frozen=True):
@@ -73,13 +74,37 @@ PARTS: Mapping[str, Part] = {
         "replays",
         ["-m", "router", "simulate"],
     ),
+    "policies": Part(
+        "A trace in virtual time, rivals tuned for it",
+        "formulas of Dynamo 1.0 and 1.6, LMetric, SGLang's cache-aware, in our simulator",
+        "rows",
+        ["scheduling.py"],
+        ("table", "policies"),
+        needs_trace=True,
+    ),
+    "replay": Part(
+        "A trace with the timing of NVIDIA's mocker",
+        "NVIDIA's own replay",
+        "rows",
+        ["replay.py"],
+        needs_trace=True,
+    ),
+    "published": Part(
+        "What SMG and llm-d publish, simulated",
+        "SGLang's rule, load, chance, or no events, in our simulator",
+        "rows",
+        ["published.py"],
+    ),
 }
 
 
 def commands_of(part: Part, *, quick: bool, trace: str) -> Iterator[list[str]]:
-    """Of a trace without a file: the workloads that somebody made up, or one of them."""
+    """Of a trace without a file: made-up workloads, or one of them; nothing, if it needs a file."""
+    if part.needs_trace and not trace:
+        return
     if part.kind != "replays":
-        options = ["--json", *(["--quick"] if quick else [])]
+        options = [*([trace] if part.needs_trace else []), "--json"]
+        options += ["--quick"] if quick else []
         for only in part.sections or [""]:
             yield [*part.arguments, *options, *(["--only", only] if only else [])]
         return

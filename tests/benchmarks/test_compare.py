@@ -46,6 +46,15 @@ def test_rows_are_shown_even_if_goals_are_missed(tmp_path, monkeypatch):
     assert "Goals that were missed" in shown
 
 
+def test_parts_of_a_trace_need_one():
+    def commands(trace):
+        return list(compare_parts.commands_of(PARTS["policies"], quick=True, trace=trace))
+
+    assert commands("") == []
+    started = ["scheduling.py", "a.jsonl", "--json", "--quick", "--only"]
+    assert commands("a.jsonl") == [[*started, "table"], [*started, "policies"]]
+
+
 def test_goals_are_labelled_as_in_the_plot():
     def goal(**fields):
         row = ROW | {"ratio": 0.5} | fields
