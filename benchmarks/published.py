@@ -174,7 +174,7 @@ def hit_rate(found: RequestResults, which: FloatArray) -> float:
 
 # ── llm-d ────────────────────────────────────────────────────────────────────────────────────────
 
-GROUPS, SHARED_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 150, 6_000, 1_200, 1_000
+GROUPS, USERS, SHARED_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 150, 5, 6_000, 1_200, 1_000
 RATES = (3.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0)
 PODS, POD_BLOCK = 8, 64
 POD = EngineModel(
@@ -197,14 +197,18 @@ VIEWS = {
 
 @cache
 def prefix_trace(stage_s: float) -> Trace:
-    """Return Poisson arrivals at each rate in turn, of random groups."""
+    """Return Poisson arrivals at each rate in turn, of random users.
+
+    Each user asks the same each time, so that all prompts together fill 73 % of the caches.
+    """
     rng, now_s, requests = Random(SEED), 0.0, []
     groups = [Context(group, SHARED_TOKENS) for group in range(GROUPS)]
+    users = [Context(GROUPS + user, 0, groups[user % GROUPS]) for user in range(GROUPS * USERS)]
+    for user in users:
+        user.grow(QUESTION_TOKENS)
     for stage, rate in enumerate(RATES):
         while (now_s := now_s + rng.expovariate(rate)) < (stage + 1) * stage_s:
-            context = Context(GROUPS + len(requests), 0, rng.choice(groups))
-            context.grow(QUESTION_TOKENS)
-            requests.append(context.request(now_s, ANSWER_TOKENS, POD_BLOCK))
+            requests.append(rng.choice(users).request(now_s, ANSWER_TOKENS, POD_BLOCK))
         now_s = (stage + 1) * stage_s
     return Trace("prefixes", POD_BLOCK, requests)
 
