@@ -16,6 +16,7 @@ MEASURED: Mapping[str, Sequence[str]] = {
     "forward": ("router/forward", "router/core", "router/runtime"),
     "index": ("router/indexer",),
     "placement": ("router", "worker_agent"),
+    "published": ("router/simulator", "router/scheduler", "router/sequence"),
     "rates": ("router/publisher/engine_metrics", "router/scheduler/predictor"),
     "replay": ("router/simulator", "router/scheduler", "router/sequence"),
     "scheduling": ("router/simulator", "router/scheduler", "router/sequence"),
