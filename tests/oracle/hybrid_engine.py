@@ -5,15 +5,17 @@ all groups of layers; full attention and chunks cache every block, windows and s
 boundaries of each prompt. What it finds cached is `oracle.hybrid.cached_tokens` of its true blocks.
 """
 
+from array import array
 from collections import OrderedDict
 from math import lcm
 
 import xxhash
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oracle.hybrid import cached_tokens
-from router.protocol.hybrid import LayerClass, Layout
-from support.engines.engines import removed, stored
+from router.protocol.hybrid import HybridSettings, LayerClass, Layout
+from support.engines.engines import CLEARED, removed, stored
 
 KINDS = {
     "full": "full_attention",
@@ -23,12 +25,20 @@ KINDS = {
 }
 
 
+UNIT_TOKENS = 4
+CHUNK_TOKENS = 32
+
+
 class Layers(Struct, frozen=True):
-    """A group of layers: its kind, tokens in a block, and the window or chunk in tokens."""
+    """A group of layers: its kind, tokens in a block, and the window or chunk in tokens.
+
+    `is_eagle`: draft layers use it, so the last block of a hit is dropped.
+    """
 
     kind: str
     block_tokens: int
     span_tokens: int = 0
+    is_eagle: bool = False
 
     @property
     def need(self):
@@ -36,25 +46,58 @@ class Layers(Struct, frozen=True):
         return -(-(self.span_tokens - 1) // self.block_tokens) if self.kind == "window" else 1
 
 
+def random_groups(random, *, may_be_eagle=False):
+    """Full attention and one or two other shapes, in any order, as `HybridEngine` can have them."""
+    groups = []
+    while not _is_possible(groups):
+        full_tokens = random.choice([4, 4, 8])
+        groups = [Layers("full", full_tokens)] * random.choice([1, 1, 2])
+        for _ in range(random.randint(1, 2)):
+            kind = random.choice(["window", "window", "state", "chunk"])
+            block_tokens = random.choice([4, 4, 8]) if kind == "window" else full_tokens
+            span = {"window": random.randint(2, 30), "chunk": CHUNK_TOKENS}.get(kind, 0)
+            groups += [Layers(kind, block_tokens, span)] * random.randint(1, 2)
+    if may_be_eagle and all(each.kind != "chunk" for each in groups):
+        drafts = {each for each in groups if each.kind != "state" and random.random() < 0.5}
+        groups = [replace(each, is_eagle=each in drafts) for each in groups]
+    random.shuffle(groups)
+    return tuple(groups)
+
+
+def _is_possible(groups):
+    """Hashes are of 4 tokens, and hits do not end inside blocks, as some with states may."""
+    sizes = {each.block_tokens for each in groups if each.kind != "state"}
+    has_larger = any(each.block_tokens > UNIT_TOKENS for each in groups if each.kind == "window")
+    states_fit = all(each.block_tokens == UNIT_TOKENS for each in groups if each.kind == "state")
+    return UNIT_TOKENS in sizes and (states_fit or has_larger)
+
+
+def class_of(layers):
+    """The class that groups of these layers form."""
+    return LayerClass(layers.kind, layers.block_tokens, layers.span_tokens, layers.is_eagle)
+
+
 class Running:
     """A request: its tokens with the answer, how far it is computed, its blocks by group."""
 
     def __init__(self, tokens, prompt_tokens):
         self.tokens, self.prompt_tokens = tokens, prompt_tokens
-        self.computed = self.registered = 0
+        self.computed = 0
+        self.registered = []
         self.junction = 0
         self.blocks = []
 
 
 class HybridEngine:
-    """`step` computes a chunk of every running request and returns the events of the batch."""
+    """`step` computes a chunk of every running request and returns the events of the batch.
 
-    def __init__(self, groups, *, pool_blocks, retention_tokens, chunk_tokens):
-        self.groups, self.retention_tokens, self.chunk_tokens = (
-            groups,
-            retention_tokens,
-            chunk_tokens,
-        )
+    `seed`: that of its block hashes. `settings`: what is registered with such an engine.
+    """
+
+    def __init__(self, groups, *, pool_blocks, retention_tokens, chunk_tokens, seed=7):
+        self.groups, self.retention_tokens = groups, retention_tokens
+        self.chunk_tokens, self.seed = chunk_tokens, seed
+        self.is_eagle = any(each.is_eagle for each in groups)
         self.alignment = lcm(*(each.block_tokens for each in groups))
         self.free = OrderedDict.fromkeys(range(pool_blocks))
         self.uses = [0] * pool_blocks
@@ -66,11 +109,14 @@ class HybridEngine:
         self.layout = Layout(
             self.alignment,
             max(each.block_tokens for each in groups if each.kind == "full"),
-            tuple(LayerClass(each.kind, each.block_tokens, each.span_tokens) for each in shapes),
+            tuple(map(class_of, shapes)),
+            any(each.is_eagle for each in groups if each.kind == "full"),
         )
+        drafts = [index for index, each in enumerate(groups) if each.is_eagle]
+        self.settings = HybridSettings(CHUNK_TOKENS, tuple(drafts))
 
     def name(self, tokens, end):
-        return xxhash.xxh3_64_intdigest(bytes(tokens[:end]), 7)
+        return xxhash.xxh3_64_intdigest(array("I", tokens[:end]), self.seed)
 
     def holds(self, tokens, wanted, end):
         """Do all groups of a kind and shape have the block that ends here?"""
@@ -90,10 +136,10 @@ class HybridEngine:
     def begin(self, tokens, answer_tokens):
         request = Running([*tokens, *answer_tokens], len(tokens))
         hit = self.hit(tokens)
-        alone = Layout(self.alignment, self.layout.full_block_tokens)
+        alone = Layout(self.alignment, self.layout.full_block_tokens, (), self.layout.is_full_eagle)
         longest = self.hit(tokens, alone)
         request.junction = longest if longest > hit else 0
-        request.computed = request.registered = hit
+        request.computed, request.registered = hit, [hit] * len(self.groups)
         for i, each in enumerate(self.groups):
             request.blocks.append({})
             for end in self.used_by(each, hit):
@@ -179,12 +225,12 @@ class HybridEngine:
         )
 
     def register(self, request):
-        upto = request.computed // self.alignment * self.alignment
-        start, request.registered = request.registered, max(upto, request.registered)
-        if upto <= start:
-            return
         for i, each in enumerate(self.groups):
             size, names = each.block_tokens, []
+            start, upto = request.registered[i], self.registered_end(each, request.computed)
+            if upto <= start:
+                continue
+            request.registered[i] = upto
             for end in range(start + size, upto + 1, size):
                 block = request.blocks[i].get(end)
                 if block is not None and self.is_kept(each, request, end):
@@ -204,16 +250,40 @@ class HybridEngine:
                 )
             )
 
+    def registered_end(self, group, computed):
+        """Hits end at the alignment; one block after it is dropped of hits of an EAGLE group."""
+        upto, size = computed // self.alignment * self.alignment, group.block_tokens
+        return min(computed // size * size, upto + size) if upto and group.is_eagle else upto
+
     def is_kept(self, group, request, end):
         if group.kind in ("full", "chunk"):
             return True
-        last = (request.prompt_tokens - 1) // self.alignment * self.alignment
-        boundaries = {last, request.junction} - {0}
-        reach = group.need * group.block_tokens
+        aligned = [each // self.alignment * self.alignment for each in self.replayed(request)]
+        boundaries = {*aligned, request.junction} - {0}
+        dropped = group.is_eagle * group.block_tokens
+        reach = group.need * group.block_tokens + dropped
         step = self.retention_tokens
         if step:
             boundaries.update(range(step, end + reach + step, step))
-        return any(end <= each < end + reach for each in boundaries)
+        return any(end <= each + dropped < end + reach for each in boundaries)
+
+    def replayed(self, request):
+        """The ends of hits of the same prompt; with EAGLE, also of a longer one."""
+        prompt_tokens = request.prompt_tokens
+        if not self.is_eagle:
+            return (prompt_tokens - 1,)
+        ends = (
+            each // self.alignment * self.alignment for each in (prompt_tokens - 1, prompt_tokens)
+        )
+        return tuple(max(each - self.alignment, 0) for each in ends)
+
+    def clear(self):
+        """Reset the cache, as engines do while no request runs."""
+        for request in list(self.running):
+            self.finish(request)
+        self.keys = [None] * len(self.keys)
+        self.cached = [{} for _ in self.groups]
+        self.events.append(CLEARED)
 
     def finish(self, request):
         self.running.remove(request)

@@ -210,7 +210,7 @@ class OwnRank(AgentRank):
 
     def __init__(self, agent, rank):
         super().__init__(agent, rank)
-        self._cache = agent.world.new_engine()
+        self._cache = agent.world.new_engine(rank.worker_id)
         self._sets = SetChanges()
         agent.start_task(self._compute)
 

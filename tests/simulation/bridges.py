@@ -8,6 +8,7 @@ from router.publisher.feed.engine_feed import EngineFeed
 from router.publisher.normalizer.normalizer import Normalizer
 from router.publisher.normalizer.settings import EngineSettings
 from simulation.agents import IDENTITY, AgentRank
+from simulation.hybrid import doubts_of, held_in_classes
 from simulation.wire import MAX_DELAY_S, Wire
 
 TICK_S = 0.1
@@ -23,11 +24,7 @@ class BridgedRank(AgentRank):
         scenario = world.scenario
         self._process = world.engines[rank]
         self._kept = world.disk
-        settings = EngineSettings(
-            num_gpu_blocks=scenario.device_blocks,
-            has_lower_tiers=bool(scenario.host_blocks),
-            clears_lower_tiers=scenario.clears_lower_tiers,
-        )
+        settings = _settings(scenario, scenario.model_of(rank.worker_id))
         self._normalizer = Normalizer(self.journal, IDENTITY, settings=settings)
         position = self._restore()
         log_settings = BatchOrderSettings(can_replay=scenario.can_replay)
@@ -41,7 +38,7 @@ class BridgedRank(AgentRank):
     @property
     def doubts(self):
         """Why this rank may honestly not be exact."""
-        return self.journal.state.doubts
+        return doubts_of(self.journal.state.doubts, self.journal.hybrid)
 
     def present(self):
         """The truth of this moment, be it known here or not."""
@@ -75,6 +72,7 @@ class BridgedRank(AgentRank):
         if self.doubts:
             return None
         held = {(int(t), h) for t in range(2) for h in self.journal.held(t).tolist()}
+        held |= held_in_classes(self.journal.hybrid, self.journal.held_in_class)
         if held == self.life.held:
             return None
         ghosts, lost = len(held - self.life.held), len(self.life.held - held)
@@ -142,3 +140,16 @@ class BridgedRank(AgentRank):
         self.life.change(held, self._clock())
         self._world.server.counts["state_restored"] += 1
         return position
+
+
+def _settings(scenario, model):
+    """What is registered with an engine; one with a hybrid model has no lower tier."""
+    if model is not None:
+        return EngineSettings(
+            num_gpu_blocks=model.pool_blocks, has_lower_tiers=False, hybrid=model.settings
+        )
+    return EngineSettings(
+        num_gpu_blocks=scenario.device_blocks,
+        has_lower_tiers=bool(scenario.host_blocks),
+        clears_lower_tiers=scenario.clears_lower_tiers,
+    )

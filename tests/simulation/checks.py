@@ -1,10 +1,14 @@
 """What must hold: at any moment of every answer called exact, and at the end of all."""
 
+from random import Random
+
 import numpy as np
 
 from router.indexer.base import NO_OVERLAP
 from router.protocol.replies import TrustState
 from router.protocol.values import TIERS, Scope
+from simulation.corpus import BLOCK_SIZE
+from simulation.hybrid import resumed_blocks
 
 STALE_S = 1.0
 _SLACK_S = 1e-6
@@ -17,6 +21,7 @@ class Checker:
     def __init__(self, world):
         self._world = world
         self._random = world.random
+        self._isl_random = Random(f"isl {world.scenario.seed}")
         self.failures = []
         self.answers = 0
         self.exact_answers = 0
@@ -47,8 +52,10 @@ class Checker:
 
     def _check_router(self, router, hashes, looks_closely):
         core, now_s = router.core, self._world.loop.time()
+        isl_tokens = len(hashes) * BLOCK_SIZE + self._isl_random.randrange(BLOCK_SIZE)
         overlaps = core.index.find_matches(_SCOPE, hashes)
-        held = _held(core) if looks_closely else None
+        resumable = core.index.resumable(_SCOPE, hashes, isl_tokens, BLOCK_SIZE)
+        held = _held(router) if looks_closely else None
         for rank in _known_ranks(core):
             trust = core.trust(rank, now_s)
             self.answers += 1
@@ -61,25 +68,37 @@ class Checker:
             if then is None:
                 self.failures.append(f"{where}: exact as of an event that nobody vouched for")
                 continue
-            if now_s - life.superseded_s(trust.event_id) > STALE_S + _SLACK_S:
-                since_s = life.superseded_s(trust.event_id)
-                self.failures.append(f"{where}: exact, but superseded since {since_s:.3f} s")
-            if not self._world.present_rank(rank).has_held(then, now_s - STALE_S - _SLACK_S):
-                self.failures.append(f"{where}: exact, but its engine has long moved on")
+            superseded_s = life.superseded_s(trust.event_id)
+            problems = [*self._time_problems(rank, then, superseded_s)]
             expected = _overlap(then, hashes)
             if tuple(_fields(overlaps.get(rank, NO_OVERLAP))) != expected:
-                self.failures.append(f"{where}: exact, but the overlap is not {expected}")
+                problems.append(f"the overlap is not {expected}")
+            resumed = self._resumed_blocks(rank, then, hashes, isl_tokens, expected)
+            if resumable.get(rank, NO_OVERLAP).device != resumed:
+                problems.append(f"it does not resume {resumed} blocks of {isl_tokens} tokens")
             if held is not None and held.get(rank, set()) != then:
-                self.failures.append(
-                    f"{where}: exact, but {_difference(held.get(rank, set()), then)}"
-                )
+                problems.append(_difference(held.get(rank, set()), then))
+            self.failures += [f"{where}: exact, but {each}" for each in problems]
+
+    def _time_problems(self, rank, held, superseded_s):
+        now_s = self._world.loop.time()
+        if now_s - superseded_s > STALE_S + _SLACK_S:
+            yield f"superseded since {superseded_s:.3f} s"
+        if not self._world.present_rank(rank).has_held(held, now_s - STALE_S - _SLACK_S):
+            yield "its engine has long moved on"
+
+    def _resumed_blocks(self, rank, held, hashes, isl_tokens, overlap):
+        model = self._world.scenario.model_of(rank.worker_id)
+        if model is None:
+            return overlap[0]
+        return resumed_blocks(held, model.layout, hashes.tolist(), isl_tokens)
 
     def _differences_of(self, router, router_id):
         if router is None:
             yield f"router {router_id} is down"
             return
         core, now_s = router.core, self._world.loop.time()
-        held = _held(core)
+        held = _held(router)
         expected = set(self._world.ranks())
         for rank in expected - set(_known_ranks(core)):
             yield f"end: router {router_id} does not know rank {rank}"
@@ -112,12 +131,12 @@ def _known_ranks(core):
     return [rank for worker in core.fleet for rank in worker.announcement.ranks]
 
 
-def _held(core):
-    """What the index shows, by rank, as pairs of tier and sequence hash."""
+def _held(router):
+    """What the index shows, by rank, as pairs of tier, or of class, and sequence hash."""
     held = {}
-    for _, blocks in core.dump():
-        tier = int(blocks.tier)
-        pairs = ((tier, each) for each in blocks.sequence_hashes.tolist())
+    shown = [(int(each.tier), each) for _, each in router.core.dump()]
+    for place, blocks in (*shown, *router.dumped_classes()):
+        pairs = ((place, each) for each in blocks.sequence_hashes.tolist())
         held.setdefault(blocks.rank, set()).update(pairs)
     return held
 

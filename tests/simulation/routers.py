@@ -27,7 +27,8 @@ class Router:
         self.router_id = router_id
         self._clock = world.loop.time
         seed = world.random.getrandbits(64)
-        self.core = RouterCore(settings(router_id=router_id), _small_index, Random(seed))
+        self._indexes = []
+        self.core = RouterCore(settings(router_id=router_id), self._small_index, Random(seed))
         self.link = Link(world.server, f"router {router_id}", self._connected, self._announced)
         self.core.handle(SetConnected(True), self._clock())
         self.subscriber = Subscriber(
@@ -58,6 +59,14 @@ class Router:
         for task in self._tasks:
             if task.done() and not task.cancelled():
                 task.result()
+
+    def dumped_classes(self):
+        """Yield the blocks of hybrid ranks' classes, each with its class."""
+        for index in self._indexes:
+            if index.classes is not None:
+                for blocks in index.classes.tree.dump():
+                    layout = index.classes.layouts[blocks.rank]
+                    yield layout.classes[blocks.tier], blocks
 
     def perform(self, effects):
         """What the outbox does."""
@@ -106,7 +115,7 @@ class Router:
     def _connected(self, is_connected):
         self.core.handle(SetConnected(is_connected), self._clock())
 
-
-def _small_index():
-    """As the real one, but with few sub-tables, quick to make, and often checked."""
-    return RadixTree(1 << 14, check_interval=3, sub_bits=4)
+    def _small_index(self):
+        """As the real one, but with few sub-tables, quick to make, and often checked."""
+        self._indexes.append(RadixTree(1 << 14, check_interval=3, sub_bits=4))
+        return self._indexes[-1]

@@ -5,6 +5,7 @@ python -m simulation.run --seed 4711 [--faults 3] [--shrink]
 """
 
 import argparse
+import itertools
 import logging
 import multiprocessing
 import sys
@@ -137,11 +138,15 @@ def main(arguments=None):
     )
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--hybrid", action="store_true", help="only runs with hybrid models")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     options = parser.parse_args(arguments)
     if options.seed is not None:
         return bool(show(options.seed, options.faults, options.shrink).failures)
-    seeds, started_s = range(options.first, options.first + options.runs), time.perf_counter()
+    seeds = itertools.count(options.first)
+    if options.hybrid:
+        seeds = filter(lambda seed: draw(seed).has_hybrids, seeds)
+    seeds, started_s = list(itertools.islice(seeds, options.runs)), time.perf_counter()
     totals = Totals()
     is_alone = options.processes == 1
     for result in run_seeds(seeds) if is_alone else run_many(seeds, options.processes):

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from router.protocol.values import Tier, ranks_of
 from router.publisher.journal.journal import JournalLimits
+from simulation.hybrid import HybridModel, draw_model
 
 RATES = (
     "lose",
@@ -89,6 +90,15 @@ class Scenario(Struct, frozen=True, kw_only=True):
     clears_lower_tiers: bool
     keeps_state: bool
     faults: tuple[Fault, ...]
+    models: tuple[HybridModel | None, ...] = (None,)
+
+    @property
+    def has_hybrids(self):
+        return any(self.models)
+
+    def model_of(self, worker_id):
+        """The hybrid model of a worker. Returns None if it has full attention only."""
+        return self.models[worker_id % len(self.models)]
 
     def ranks_of(self, worker_id):
         return ranks_of(worker_id, 0, self.ranks)
@@ -140,7 +150,14 @@ def draw(seed):
         clears_lower_tiers=random.random() < 0.5,
         keeps_state=random.random() < 0.5,
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        models=_models(random) if is_bridged and random.random() < 0.5 else (None,),
     )
+
+
+def _models(random):
+    """One for all workers, or several, among which there may be one that is not hybrid."""
+    models = [draw_model(random) for _ in range(random.choice((1, 1, 2)))]
+    return (*models, None) if random.random() < 0.2 else tuple(models)
 
 
 def _fault(random, active_s, *, is_bridged):

@@ -1,6 +1,7 @@
 """What is true of a rank: what its engine held as of every event, and until when."""
 
 from router.publisher.journal.journal import EventJournal
+from simulation.hybrid import doubts_of
 
 
 class Life:
@@ -88,5 +89,5 @@ class RecordedJournal(EventJournal):
 
     def take(self):
         messages = super().take()
-        self.life.record(self.last_event_id, self.taken_state.doubts)
+        self.life.record(self.last_event_id, doubts_of(self.taken_state.doubts, self.hybrid))
         return messages

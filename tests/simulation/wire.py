@@ -10,6 +10,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from router.protocol.values import Tier
+from router.publisher.engine_events.batch import EngineRemoved, EngineStored
 from simulation.corpus import BLOCK_SIZE
 from simulation.engine import BlockRemoved, BlockStored
 
@@ -34,7 +35,8 @@ class EngineProcess:
         self._begin()
 
     def _begin(self):
-        self.cache = self.world.new_engine()
+        life = self.life if self.world.scenario.names_anew else 0
+        self.cache = self.world.new_engine(self.rank.worker_id, life)
         self.buffer = deque(maxlen=self.world.scenario.buffer_batches)
         self._sequence = 0
         self._history.append((self.world.loop.time(), frozenset()))
@@ -96,6 +98,15 @@ class EngineProcess:
                 for node in nodes:
                     hashes = [self._name(node)]
                     yield {"type": "BlockRemoved", "block_hashes": hashes, "medium": _MEDIA[tier]}
+            case EngineStored():
+                yield _hybrid_stored(change)
+            case EngineRemoved(hashes):
+                yield {
+                    "type": "BlockRemoved",
+                    "block_hashes": hashes.tolist(),
+                    "medium": "GPU",
+                    "group_idx": change.group,
+                }
             case _:
                 yield {"type": "AllBlocksCleared"}
 
@@ -118,6 +129,22 @@ class EngineProcess:
         """Engines name blocks in a way of their own, some in every life anew."""
         life = self.life if self.world.scenario.names_anew else 0
         return xxh3_64_intdigest(b"%d %d" % (life, node.number))
+
+
+def _hybrid_stored(event):
+    return {
+        "type": "BlockStored",
+        "block_hashes": event.block_hashes.tolist(),
+        "parent_block_hash": event.parent,
+        "token_ids": event.tokens.tolist(),
+        "block_size": event.block_size,
+        "lora_id": None,
+        "medium": "GPU",
+        "extra_keys": event.extra_keys,
+        "group_idx": event.group,
+        "kv_cache_spec_kind": event.spec_kind,
+        "kv_cache_spec_sliding_window": event.sliding_window_tokens,
+    }
 
 
 class Wire:

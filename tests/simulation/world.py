@@ -21,6 +21,7 @@ from simulation.checks import Checker
 from simulation.corpus import Corpus
 from simulation.engine import EngineModel
 from simulation.faults import Faults
+from simulation.hybrid import HybridCache
 from simulation.routers import Router
 from simulation.truth import Truth
 from simulation.wire import EngineProcess
@@ -78,8 +79,12 @@ class World:
         if self._tell is not None:
             self._tell(" ".join([f"{self.loop.time():9.4f} ", *map(str, words)]))
 
-    def new_engine(self):
+    def new_engine(self, worker_id, life=0):
+        """The cache of an engine; in every `life` with names of its own."""
         scenario = self.scenario
+        model = scenario.model_of(worker_id)
+        if model is not None:
+            return HybridCache(self.engine_random, self.shared.corpus, model, life)
         return EngineModel(
             self.engine_random,
             self.shared.corpus,

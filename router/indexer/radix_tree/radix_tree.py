@@ -349,7 +349,8 @@ class RadixTree:
         """Return the plane of classes, made with the first hybrid rank."""
         if self.classes is None:
             max_blocks, multiplier = int(self._state[_MAX_COUNT]), int(self._state[_MULTIPLIER])
-            tree = RadixTree(max_blocks, multiplier=multiplier, sub_bits=CLASS_SUB_BITS)
+            sub_bits = min(CLASS_SUB_BITS, self._sub_tables.bit_length() - 1)
+            tree = RadixTree(max_blocks, multiplier=multiplier, sub_bits=sub_bits)
             self.classes = ClassPlane(self._state, self.holders, tree)
         return self.classes
 

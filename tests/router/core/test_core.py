@@ -28,6 +28,10 @@ from router.indexer.event_log import LogVerdict
 from router.indexer.radix_tree.radix_tree import RadixTree
 from router.protocol.events import (
     Checkpoint,
+    ClassBlocks,
+    ClassCleared,
+    ClassRemoved,
+    ClassStored,
     Cleared,
     EventBatch,
     Removed,
@@ -37,6 +41,7 @@ from router.protocol.events import (
     encode_log_message,
     pack_batch,
 )
+from router.protocol.hybrid import MAX_CLASSES, HybridState, LayerClass, Layout
 from router.protocol.replies import TrustState
 from router.protocol.requests import ConfigOverride, ReserveRequest, SelectRequest
 from router.protocol.values import (
@@ -469,17 +474,40 @@ per_tier = st.tuples(*[st.integers(0, 2**63 - 1)] * 4)
 digests = st.tuples(*[st.integers(0, 2**64 - 1)] * 4)
 states = st.builds(HeldState, per_tier, per_tier, digests)
 lives = st.integers(0, 2)
+class_indexes = st.integers(0, MAX_CLASSES - 1)
 events = st.one_of(
     st.builds(Stored, tiers, hash_lists),
     st.builds(Removed, tiers, hash_lists),
     st.builds(Cleared, st.none() | tiers),
+    st.builds(ClassStored, class_indexes, hash_lists),
+    st.builds(ClassRemoved, class_indexes, hash_lists),
+    st.builds(ClassCleared, class_indexes),
+)
+block_tokens = st.sampled_from([1, 3, 4, 16])
+classes = st.one_of(
+    st.builds(
+        LayerClass, st.sampled_from(["window", "chunk"]), block_tokens, st.integers(1, 40),
+        st.booleans(),
+    ),
+    st.builds(LayerClass, st.sampled_from(["state", "tail"]), block_tokens, st.just(0)),
+)  # fmt: skip
+layouts = st.builds(
+    Layout, block_tokens, st.just(0) | block_tokens,
+    st.lists(classes, max_size=MAX_CLASSES).map(tuple), st.booleans(),
+)  # fmt: skip
+hybrids = layouts.flatmap(
+    lambda layout: st.builds(
+        HybridState,
+        st.just(layout),
+        *[st.tuples(*[st.integers(0, 2**63 - 1)] * len(layout.classes))] * 2,
+    )
 )
 identities = st.sampled_from([IDENTITY, Identity(SCHEME, 8), Identity("other", 4)])
 batches = st.builds(
-    lambda events, state, first, *head: EventBatch(
-        *head, first, first + len(events) - 1, pack_batch(state, events)
+    lambda events, state, hybrid, first, *head: EventBatch(
+        *head, first, first + len(events) - 1, pack_batch(state, events), hybrid
     ),
-    st.lists(events, min_size=1, max_size=4), states, st.integers(1, 9),
+    st.lists(events, min_size=1, max_size=4), states, st.none() | hybrids, st.integers(1, 9),
     st.integers(1, 3), st.integers(0, 2), lives, identities,
 )  # fmt: skip
 parts = st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 3)])
@@ -487,6 +515,8 @@ checkpoints = st.builds(
     lambda part, *fields: Checkpoint(*fields[:5], *part, *fields[5:]),
     parts, st.integers(1, 3), st.integers(0, 2), lives, identities, st.integers(0, 9),
     st.lists(st.builds(TierBlocks, tiers, hash_lists), max_size=3).map(tuple), states,
+    st.none() | hybrids,
+    st.lists(st.builds(ClassBlocks, class_indexes, hash_lists), max_size=3).map(tuple),
 )  # fmt: skip
 
 

@@ -6,28 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle.hybrid import cached_tokens
-from oracle.hybrid_engine import HybridEngine, Layers
-from router.protocol.hybrid import HybridSettings
+from oracle.hybrid_engine import HybridEngine, random_groups
 from router.protocol.values import SCHEME, Identity
 from router.sequence.hashing.block_hashes import sequence_hashes, token_array
 from support.chaos.fuzzing import examples
-from support.engines.engines import Edge
+from support.engines.engines import Edge, batch
 
 UNIT_TOKENS = 4
-
-
-def random_groups(random):
-    full_tokens = random.choice([4, 4, 8])
-    groups = [Layers("full", full_tokens)] * random.choice([1, 1, 2])
-    for _ in range(random.randint(1, 2)):
-        kind = random.choice(["window", "window", "state", "chunk"])
-        block_tokens = full_tokens if kind == "state" else random.choice([4, 4, 8])
-        if kind == "chunk":
-            block_tokens = full_tokens
-        span = {"window": random.randint(2, 30), "chunk": 32}.get(kind, 0)
-        groups += [Layers(kind, block_tokens, span)] * random.randint(1, 2)
-    random.shuffle(groups)
-    return groups
 
 
 def predicted(edge, tokens):
@@ -49,7 +34,7 @@ def predicted(edge, tokens):
 
 def play(random):
     """Send prompts that share beginnings; yield each prediction with what the engine finds."""
-    groups = random_groups(random)
+    groups = random_groups(random, may_be_eagle=True)
     alignment = max(each.block_tokens for each in groups)
     engine = HybridEngine(
         groups,
@@ -57,8 +42,7 @@ def play(random):
         retention_tokens=random.choice([0, 0, alignment, 4 * alignment]),
         chunk_tokens=random.choice([16, 40, 1000]),
     )
-    hybrid = HybridSettings(chunk_tokens=32)
-    edge = Edge(Identity(SCHEME, UNIT_TOKENS), hybrid=hybrid)
+    edge = Edge(Identity(SCHEME, UNIT_TOKENS), hybrid=engine.settings)
     prompts = [[]]
     for _ in range(30):
         start = random.choice(prompts)
@@ -70,7 +54,8 @@ def play(random):
         yield length, is_exact, engine.hit(tokens)
         engine.begin(tokens, answer)
         while engine.running and random.random() < 0.9:
-            edge.feed(*engine.step())
+            edge.normalizer.apply(batch(*engine.step()), edge.now_s)
+    edge.normalizer.check_invariants()
 
 
 @settings(max_examples=examples(6))
