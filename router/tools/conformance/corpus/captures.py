@@ -36,6 +36,7 @@ from router.tools.conformance.steps import (
 )
 
 GROUP = "captured from real engines"
+WINDOWS = "a hybrid model with sliding windows"
 CAUSES = {
     "conversations with one system prompt": TAIL,
     "one prompt with two salts and without": SALT,
@@ -46,6 +47,10 @@ CAUSES = {
     "the prefix cache reset between requests": CLEARED,
     "kv_cache_report_mode full, then others until blocks are evicted": REANNOUNCED,
     "more prompts than the cache holds; 32-byte hashes": WIDE,
+    "a Gemma 3 kind, windows of 64 tokens beside full attention": WINDOWS,
+    "a Gemma 4 kind, windows in larger blocks than full attention": WINDOWS,
+    "a Qwen3-Next kind, linear attention beside full attention": "a hybrid model with states",
+    "a Llama 4 kind, chunks of 128 tokens beside full attention": "a hybrid model with chunks",
 }
 
 
@@ -67,6 +72,8 @@ class Run(Struct, frozen=True):
     name: str
     steps: list[Request]
     reannounces: bool = False
+    is_hybrid: bool = False
+    chunk_tokens: int | None = None
 
 
 class Capture(Struct, frozen=True):
@@ -90,7 +97,14 @@ def scenarios() -> Iterator[Scenario]:
                 f"{capture.engine}: {run.name}",
                 GROUP,
                 tuple(_steps(run)),
-                (EngineSpec(capture.kind, reannounces=run.reannounces),),
+                (
+                    EngineSpec(
+                        capture.kind,
+                        reannounces=run.reannounces,
+                        is_hybrid=run.is_hybrid,
+                        chunk_tokens=run.chunk_tokens,
+                    ),
+                ),
                 cause=CAUSES[run.name],
                 unknowable=LIKE_COPIES if run.reannounces else "",
                 note="" if i else f"captured on {capture.date} from {capture.how}.",
@@ -98,14 +112,22 @@ def scenarios() -> Iterator[Scenario]:
 
 
 def _steps(run: Run) -> Iterator[Step]:
-    """Ask what the engine reused for each prompt that it had seen before, or found blocks of."""
+    """Ask what the engine reused for each prompt that it had seen before, or found blocks of.
+
+    Hybrid models may find nothing of what they hold: of theirs, ask for each prompt of which it had
+    seen the first block. An engine always computes a prompt's last token, so a block that ends with
+    it is not asked for.
+    """
     seen: set[tuple[int, ...]] = set()
     for request in run.steps:
-        is_seen = request.token_ids in seen
-        if request.cached_tokens is not None and (request.cached_tokens or is_seen):
-            prompt = Prompt(request.token_ids, cache_salt=request.cache_salt)
+        token_ids = request.token_ids
+        known = token_ids[:BLOCK_SIZE] if run.is_hybrid else token_ids
+        if request.cached_tokens is not None and (request.cached_tokens or known in seen):
+            if run.is_hybrid and len(token_ids) % BLOCK_SIZE == 0:
+                token_ids = token_ids[:-1]
+            prompt = Prompt(token_ids, cache_salt=request.cache_salt)
             yield Ask(prompt, (request.cached_tokens // BLOCK_SIZE,))
-        seen.add(request.token_ids)
+        seen.add(known)
         for batch in request.batches:
             _, events, *rank = msgspec.msgpack.decode(bytes.fromhex(batch))
             yield Publish(tuple(map(_with_salts, events)), rank=rank[0] if rank else None)

@@ -34,6 +34,7 @@ class Seat(Struct, frozen=True):
 
     `kind`: vllm or sglang. `reannounces`: the engine may report again what it already holds.
     `restarts`: the engine will die and return; a process beside it has to die alone.
+    `chunk_tokens`: see `EngineSpec`.
     """
 
     worker_id: int
@@ -43,6 +44,7 @@ class Seat(Struct, frozen=True):
     kind: str
     reannounces: bool
     restarts: bool
+    chunk_tokens: int | None = None
 
 
 class Answer(Struct, frozen=True):

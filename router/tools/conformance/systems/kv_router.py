@@ -4,6 +4,7 @@ import re
 import sys
 from typing import Any
 
+from router.tools.conformance.steps import BLOCK_SIZE
 from router.tools.conformance.systems.base import Seat
 from router.tools.conformance.systems.selection_service import SelectionService
 
@@ -21,9 +22,18 @@ class KvRouter(SelectionService):
         return [sys.executable, "-m", "router", "serve", *flags]
 
     def registration(self, seat: Seat) -> dict[str, Any]:
-        """Add the kind of the engine, and whether it reports held blocks again."""
-        mode = {"report_mode": "full"} if seat.reannounces else {}
-        return super().registration(seat) | {"engine": seat.kind} | mode
+        """Add the engine's kind, whether it reports held blocks again, and its chunks."""
+        known: dict[str, Any] = {"engine": seat.kind}
+        if seat.reannounces:
+            known["report_mode"] = "full"
+        if seat.chunk_tokens is not None:
+            known["hybrid"] = {"chunk_tokens": seat.chunk_tokens}
+        return super().registration(seat) | known
+
+    def held_blocks(self, worker: dict[str, Any]) -> int:
+        """Return what a prompt can be resumed from: on a hybrid model less than its overlap."""
+        tokens = worker.get("resumable_tokens")
+        return super().held_blocks(worker) if tokens is None else tokens // BLOCK_SIZE
 
     def doubts(self, workers: list[dict[str, Any]]) -> dict[int, str]:
         """Return the trust states other than `exact`."""

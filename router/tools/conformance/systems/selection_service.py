@@ -76,9 +76,13 @@ class SelectionService:
         workers = answer.raise_for_status().json()["workers"]
         blocks: dict[int, int] = {}
         for worker in workers:  # a rank that was never registered counts like any other
-            held = max(worker[tier] for tier in TIERS)
+            held = self.held_blocks(worker)
             blocks[worker["worker_id"]] = blocks.get(worker["worker_id"], 0) + held
         return Answer(blocks, self.doubts(workers))
+
+    def held_blocks(self, worker: dict[str, Any]) -> int:
+        """Return the blocks that an answer credits to a worker, on any tier."""
+        return max(worker[tier] for tier in TIERS)
 
     def doubts(self, workers: list[dict[str, Any]]) -> dict[int, str]:  # noqa: ARG002
         """Return the doubts that an answer states, by worker id."""
