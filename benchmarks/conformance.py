@@ -28,6 +28,9 @@ FAIRNESS = (
     "kv-router is configured with the kind of each engine, and with `report_mode: full` where "
     "engines report blocks again; the peers have no such settings, and sets of blocks are right "
     "there by nature.",
+    "Of hybrid models the truth is the number of tokens that a real engine reused. Peers count "
+    "what full attention holds, their overlap; kv-router is asked for what can be "
+    "resumed, and told the span of chunks, which no event contains.",
     "We wrote the scenarios. Nobody of the peers' projects has reviewed them.",
 )
 
