@@ -474,14 +474,10 @@ per_tier = st.tuples(*[st.integers(0, 2**63 - 1)] * 4)
 digests = st.tuples(*[st.integers(0, 2**64 - 1)] * 4)
 states = st.builds(HeldState, per_tier, per_tier, digests)
 lives = st.integers(0, 2)
-class_indexes = st.integers(0, MAX_CLASSES - 1)
 events = st.one_of(
     st.builds(Stored, tiers, hash_lists),
     st.builds(Removed, tiers, hash_lists),
     st.builds(Cleared, st.none() | tiers),
-    st.builds(ClassStored, class_indexes, hash_lists),
-    st.builds(ClassRemoved, class_indexes, hash_lists),
-    st.builds(ClassCleared, class_indexes),
 )
 block_tokens = st.sampled_from([1, 3, 4, 16])
 classes = st.one_of(
@@ -503,11 +499,31 @@ hybrids = layouts.flatmap(
     )
 )
 identities = st.sampled_from([IDENTITY, Identity(SCHEME, 8), Identity("other", 4)])
+
+
+def class_events(hybrid):
+    """Events of a rank's tiers and of the classes that it has."""
+    if hybrid is None or not hybrid.layout.classes:
+        return events
+    indexes = st.integers(0, len(hybrid.layout.classes) - 1)
+    return st.one_of(
+        events,
+        st.builds(ClassStored, indexes, hash_lists),
+        st.builds(ClassRemoved, indexes, hash_lists),
+        st.builds(ClassCleared, indexes),
+    )
+
+
+hybrid_events = (st.none() | hybrids).flatmap(
+    lambda hybrid: st.tuples(
+        st.lists(class_events(hybrid), min_size=1, max_size=4), st.just(hybrid)
+    )
+)
 batches = st.builds(
-    lambda events, state, hybrid, first, *head: EventBatch(
-        *head, first, first + len(events) - 1, pack_batch(state, events), hybrid
+    lambda events, state, first, *head: EventBatch(
+        *head, first, first + len(events[0]) - 1, pack_batch(state, events[0]), events[1]
     ),
-    st.lists(events, min_size=1, max_size=4), states, st.none() | hybrids, st.integers(1, 9),
+    hybrid_events, states, st.integers(1, 9),
     st.integers(1, 3), st.integers(0, 2), lives, identities,
 )  # fmt: skip
 parts = st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 3)])
@@ -516,7 +532,9 @@ checkpoints = st.builds(
     parts, st.integers(1, 3), st.integers(0, 2), lives, identities, st.integers(0, 9),
     st.lists(st.builds(TierBlocks, tiers, hash_lists), max_size=3).map(tuple), states,
     st.none() | hybrids,
-    st.lists(st.builds(ClassBlocks, class_indexes, hash_lists), max_size=3).map(tuple),
+    st.lists(st.builds(ClassBlocks, st.integers(0, MAX_CLASSES - 1), hash_lists), max_size=3).map(
+        tuple
+    ),
 )  # fmt: skip
 
 

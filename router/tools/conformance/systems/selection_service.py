@@ -82,7 +82,8 @@ class SelectionService:
 
     def held_blocks(self, worker: dict[str, Any]) -> int:
         """Return the blocks that an answer credits to a worker, on any tier."""
-        return max(worker[tier] for tier in TIERS)
+        held: int = max(worker[tier] for tier in TIERS)
+        return held
 
     def doubts(self, workers: list[dict[str, Any]]) -> dict[int, str]:  # noqa: ARG002
         """Return the doubts that an answer states, by worker id."""
