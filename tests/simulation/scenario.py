@@ -150,7 +150,7 @@ def draw(seed):
         clears_lower_tiers=random.random() < 0.5,
         keeps_state=random.random() < 0.5,
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
-        models=_models(random) if is_bridged and random.random() < 0.5 else (None,),
+        models=_models(random) if is_bridged and random.random() < 0.3 else (None,),
     )
 
 
