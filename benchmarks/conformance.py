@@ -22,7 +22,8 @@ FAIRNESS = (
     "again, as an orchestrator does. It has no `/metrics`; its log is read.",
     "vllm-router has no API for overlaps: its own log says what it credits to the worker it chose, "
     "and all its tier credits are set to 1. It is asked with both `model` and `lora_name`. Its "
-    "metrics have no series for batches that it cannot read; its log is read.",
+    "metrics have no series for batches that it cannot read; its log is read. It is a router of "
+    "vLLM engines: streams of SGLang are not scored for it.",
     "vllm-router and kv-router forget all of an engine after a gap that they cannot fill: they "
     "miss what it still has, and have no ghosts.",
     "kv-router is configured with the kind of each engine, and with `report_mode: full` where "

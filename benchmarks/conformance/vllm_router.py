@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from router.tools.conformance.corpus import SCENARIOS
 from router.tools.conformance.steps import BLOCK_SIZE, Marks, Prompt
 from router.tools.conformance.systems.base import (
     COLOURS,
@@ -36,7 +37,8 @@ class VllmRouter:
     title = "vllm-router 0.1.17"
     answers_best_only = True
     marks = Marks()
-    skips: frozenset[str] = frozenset()
+    skips = frozenset(each.name for each in SCENARIOS if each.engines[0].kind == "sglang")
+    """It is a router of vLLM engines."""
 
     def __init__(self, directory: Path) -> None:
         self._server = Server(directory, "vllm-router")
