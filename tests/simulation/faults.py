@@ -3,6 +3,8 @@
 from simulation.scenario import RATES, WIRE_RATES
 
 TIGHT_BYTES_PER_RANK = 3_000
+TIGHT_BYTES_PER_HYBRID_RANK = 30_000
+"""There are more blocks, and every part of a checkpoint has the layout."""
 
 
 class Faults:
@@ -33,8 +35,10 @@ class Faults:
             self._world.begin_again(worker_id)
         if self._server.max_bytes is not None:
             ranks = len(self._world.scenario.all_ranks())
+            is_hybrid = self._world.scenario.has_hybrids
+            bytes_per_rank = TIGHT_BYTES_PER_HYBRID_RANK if is_hybrid else TIGHT_BYTES_PER_RANK
             tight = self._world.scenario.stays_tight
-            self._server.max_bytes = TIGHT_BYTES_PER_RANK * ranks if tight else None
+            self._server.max_bytes = bytes_per_rank * ranks if tight else None
 
     def _strike(self, fault):
         if self._world.is_quiet:
