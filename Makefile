@@ -15,7 +15,7 @@ DYNAMO_VERSIONS := 1.0.2 1.6.1
 # the same thousand files again and again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up kernels manifests docs promtool test test-vllm test-dynamo test-aiperf test-image test-release test-lowest release locks unit attack fuzz soak chaos lint format bench compare clean
+.PHONY: up kernels manifests docs promtool test test-long test-vllm test-dynamo test-aiperf test-image test-release test-lowest release locks unit attack fuzz soak chaos lint format bench compare clean
 
 up: $(KERNELS)
 	@$(BIN)/kv-router up $(UP_ARGS)
@@ -60,17 +60,22 @@ test-dashboard: $(KERNELS) $(DEV_STAMP) chromium
 
 # Screenshots of the test become docs/pictures/dashboard-*.png.
 dashboard-pictures: $(KERNELS) $(DEV_STAMP) chromium
-	KV_ARTEFACTS=$(abspath docs/pictures) $(BIN)/pytest -q tests/integration/test_dashboard.py -k pictures
+	KV_ARTEFACTS=$(abspath docs/pictures) $(BIN)/pytest -q -m long tests/integration/test_dashboard.py -k pictures
 
 # Number of test processes. Tests of one file stay together, and long files come first. Five processes
-# keep two cores busy, since a test that kills servers waits for most of its time. Reasons of skips come at
-# the end; with KV_ALLOWED_SKIPS=jq,curl only these may be missing, and other skips are failures.
+# keep two cores busy, since a test that kills servers waits for most of its time; they are forked when
+# everything is collected (tests/support/processes/forked_run.py). Reasons of skips come at the end; with
+# KV_ALLOWED_SKIPS=jq,curl only these may be missing, and other skips are failures.
 TEST_PROCESSES ?= 5
 test: $(KERNELS) $(DEV_STAMP) promtool
-	$(BIN)/pytest -q -rs -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -q -rs --processes $(TEST_PROCESSES)
 
 unit: $(KERNELS) $(DEV_STAMP)
-	$(BIN)/pytest -q -rs -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not integration and not vllm and not dynamo and not aiperf and not image and not release and not attack"
+	$(BIN)/pytest -q -rs --processes $(TEST_PROCESSES) -m "not integration and not vllm and not dynamo and not aiperf and not image and not release and not attack"
+
+# Longer versions of tests, which would take `make test` beyond its twelve minutes; a quarter of an hour.
+test-long: $(KERNELS) $(DEV_STAMP)
+	$(BIN)/pytest -q -rs --processes $(TEST_PROCESSES) -m long
 
 # Real vLLM engines on the CPU, 4 GB of memory, twenty minutes; installs vLLM (4 GB) the first time.
 test-vllm: $(DEV_STAMP) $(VLLM_STAMP)
@@ -118,7 +123,7 @@ locks: .release-venv/.installed
 # The router's tests, with the lowest version of everything that pyproject.toml bounds, the bus
 # included, newest otherwise; without torch. A quarter of an hour.
 test-lowest: .lowest-venv/.installed
-	.lowest-venv/bin/pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/router \
+	.lowest-venv/bin/pytest -q --processes $(TEST_PROCESSES) tests/router \
 		--ignore tests/router/tools/up/test_tokenizer.py \
 		-m "not integration and not hypothesis and not vllm and not dynamo and not aiperf and not image and not release"
 

@@ -14,6 +14,8 @@ from support.chaos.fuzzing import IS_FUZZING
 from support.processes import servers
 from support.processes.servers import NatsServer, free_port, wait_for_port
 
+pytest_plugins = ["support.processes.forked_run"]
+
 hypothesis.settings.register_profile(
     "the same wherever it runs, however slow",
     deadline=None,

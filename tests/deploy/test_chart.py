@@ -133,9 +133,11 @@ def test_no_other_manifest_is_kept():
     assert {each.name for each in MANIFESTS.iterdir()} == {*KEPT}
 
 
-@pytest.mark.parametrize("version", ["1.29.0", "1.37.0"])
-def test_kubernetes_takes_every_object(release, version):
-    for each in release:
+@pytest.mark.parametrize(
+    ("name", "version"), [*((name, "1.37.0") for name in ALL), ("everything", "1.29.0")]
+)
+def test_kubernetes_takes_every_object(name, version):
+    for each in objects(ALL[name]):
         schema = SCHEMAS.get(each["kind"])
         if schema is None:
             kubernetes_validate.validate(each, version, strict=True)

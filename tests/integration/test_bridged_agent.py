@@ -114,8 +114,6 @@ async def _trusts(router, state):
             ["--engine", "tgi"],
             "engine: 'tgi' is unknown (allowed: reference, vllm, sglang, trtllm)",
         ),
-        (["--zmq", "tcp://e:1"], "zmq: given here (flag) (allowed: only next to an engine"),
-        (["--engine", "vllm", "--num-layers", "2"], "only with --engine reference"),
     ],
 )
 def test_invalid_options_are_named(flags, words):

@@ -111,7 +111,7 @@ async def test_prompts_are_handed_over_and_dead_workers_are_replaced(pools):
     await eventually(pools.is_free)
 
     # The decode worker dies in the middle: another goes on, with the prompt's blocks of a holder.
-    body = {"model": "default", "prompt": prompt(1), "max_tokens": 300, "stream": True,
+    body = {"model": "default", "prompt": prompt(1), "max_tokens": 100, "stream": True,
             "return_token_ids": True}  # fmt: skip
     streamed = []
     url = f"{pools.urls['always']}/v1/completions"
@@ -124,7 +124,7 @@ async def test_prompts_are_handed_over_and_dead_workers_are_replaced(pools):
                 streamed += choice["token_ids"]
                 if len(streamed) == 3:
                     fleet.workers[dies].kill()
-    whole = await fleet.complete(1, 0, prompt(1), 300)
+    whole = await fleet.complete(1, 0, prompt(1), 100)
     assert streamed == tokens(whole)
     await eventually(pools.is_free)
     lives = 5 - dies

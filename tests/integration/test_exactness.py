@@ -31,10 +31,12 @@ def conversations(count, seed):
         turns = [t for t in turns if t]
 
 
-@pytest.mark.parametrize(("num_blocks", "count", "evicts"), [(2048, 12, False), (128, 60, True)])
-async def test_predictions_equal_the_engines_own_count(fleet, num_blocks, count, evicts):
-    """3 workers × 2 ranks, conversations; with a pool that holds everything, and a small one."""
-    await fleet.start(workers=3, dp_size=2, **{"num-blocks": num_blocks})
+@pytest.mark.parametrize(
+    ("workers", "num_blocks", "count", "evicts"), [(3, 2048, 12, False), (1, 128, 20, True)]
+)
+async def test_predictions_equal_the_engines_own_count(fleet, workers, num_blocks, count, evicts):
+    """Two ranks a worker, conversations; with a pool that holds everything, and a small one."""
+    await fleet.start(workers=workers, dp_size=2, **{"num-blocks": num_blocks})
     await eventually(fleet.all_exact)
     reused = total = asked = exact = 0
     for prompt in conversations(count, seed=num_blocks):

@@ -6,12 +6,12 @@ from router.protocol.values import Tier
 from router.publisher.journal.journal import DEFAULT_LIMITS
 from support.processes.servers import eventually
 
-WORKERS, RANKS, BLOCKS = 4, 50, 5_000
+WORKERS, RANKS, BLOCKS = 4, 20, 2_500
 PATIENCE_S = 240.0
 """Seconds of one core's work, where there is one."""
 
 
-async def test_million_blocks_of_two_hundred_ranks_are_read(plane):
+async def test_blocks_of_many_ranks_are_read(plane):
     rng = np.random.default_rng(3)
     for worker_id in range(1, WORKERS + 1):
         edge = await plane.edge(worker_id, dp_size=RANKS, limits=DEFAULT_LIMITS)

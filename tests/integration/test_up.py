@@ -49,6 +49,7 @@ async def test_the_demonstration_shows_what_placement_does(up, monkeypatch):
     assert not alive(fleet.pids().values())
 
 
+@pytest.mark.long
 async def test_prompts_are_handed_over_from_pool_to_pool(up, monkeypatch):
     for setting, value in SMALL_MODEL.items():
         monkeypatch.setenv(setting, value)

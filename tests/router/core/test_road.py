@@ -448,6 +448,6 @@ class AgainstReference(RuleBasedStateMachine):
 
 
 AgainstReference.TestCase.settings = hypothesis_settings(
-    max_examples=examples(80), stateful_step_count=50, deadline=None, report_multiple_bugs=False
+    max_examples=examples(24), stateful_step_count=50, deadline=None, report_multiple_bugs=False
 )
 TestAgainstReference = AgainstReference.TestCase

@@ -386,7 +386,7 @@ def happened(taken, router_id):
     return herd, known, model, now_s
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(steps, st.lists(loads, min_size=1, max_size=WORKERS), st.sampled_from([1, 5, 20]),
        st.sampled_from([512, 4_000]), st.sampled_from([None, 40]), st.sampled_from([0.0, 0.0, 0.5]),
        st.randoms(use_true_random=False))  # fmt: skip

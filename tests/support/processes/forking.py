@@ -29,6 +29,7 @@ PRELOADED = {
         "worker_agent.reference.agent",
         "worker_agent.bridge.agent",
     ),
+    "numba": ("numba", "numba.core.typing.templates"),
 }
 
 
@@ -71,12 +72,13 @@ class Template:
             [sys.executable, __file__, module], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
-    def fork(self, arguments, log, program=None):
-        """Run the module with these arguments, here and with today's environment; or a file that
-        does so in a way of its own.
+    def fork(self, arguments, log, program=None, environment=None):
+        """Run the module with these arguments, here and with today's environment, or another one;
+        or a file that does so in a way of its own.
         """
         started = self._module if program is None else str(program)
-        request = [started, arguments, str(log), dict(os.environ), os.getcwd()]
+        environment = dict(os.environ) if environment is None else environment
+        request = [started, arguments, str(log), environment, os.getcwd()]
         return Forked(self, self.ask({"fork": request}))
 
     def ask(self, request):

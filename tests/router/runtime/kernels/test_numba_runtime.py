@@ -6,11 +6,16 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from support.processes.forking import template
+
 MODULE = """
+from numba.core import config
+config.reload_config()  # the environment is not the one that Numba was imported with
 import json
 from router.runtime.kernels import numba_runtime
 
@@ -70,7 +75,16 @@ class Programs:
         ours |= changes
         return {key: str(value) for key, value in ours.items() if value is not None}
 
-    def start(self, *, wrapper=(), file_size=None, **environment):
+    def start(self, *, program=None, **environment):
+        """Start a process that has imported Numba, and nothing of ours."""
+        log = Path(tempfile.mkstemp(dir=self.root, suffix=".log")[1])
+        started = program or self.module
+        forked = template("numba").fork([], log, started, self.environment(**environment))
+        return Started(forked, log)
+
+    def begin(self, *, wrapper=(), file_size=None, **environment):
+        """Start a process by a command line, as another user or with limits."""
+
         def limit_files():
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
 
@@ -85,7 +99,9 @@ class Programs:
         )
 
     def run(self, **how):
-        return result(self.start(**how))
+        if {"wrapper", "file_size"} & how.keys():
+            return result(self.begin(**how))
+        return self.start(**how).report()
 
     def begin_with(self, files):
         """Forget all that was written, except these compiled files."""
@@ -100,6 +116,22 @@ class Programs:
             path.parent.mkdir(0o700, parents=True, exist_ok=True)
             path.write_bytes(content)
             path.chmod(0o600)
+
+
+class Started:
+    """A forked process, and what it printed."""
+
+    def __init__(self, forked, log):
+        self._forked, self._log = forked, log
+
+    def printed(self):
+        status = self._forked.wait(timeout=60)
+        return status, self._log.read_text()
+
+    def report(self):
+        status, output = self.printed()
+        assert status == 0, output
+        return json.loads(output.splitlines()[-1])
 
 
 def result(process):
@@ -269,7 +301,7 @@ def test_with_a_temporary_folder_of_all_users_shared_memory_serves(prebuilt):
 
 def test_processes_that_start_at_once_compile_once(programs):
     processes = [programs.start() for _ in range(4)]
-    outcomes = [outcome(result(process)) for process in processes]
+    outcomes = [outcome(process.report()) for process in processes]
     assert [sum(counts) for counts in zip(*outcomes, strict=True)] == [6, 2]
     assert len(kept(programs.chosen, "*.nbc")) == 2
 
@@ -278,7 +310,7 @@ def test_processes_that_find_damage_at_once_heal_it(built):
     for file in built.chosen.rglob("*.nb[ci]"):
         file.write_bytes(b"")
     processes = [built.start() for _ in range(4)]
-    outcomes = [outcome(result(process)) for process in processes]
+    outcomes = [outcome(process.report()) for process in processes]
     assert [sum(counts) for counts in zip(*outcomes, strict=True)] == [6, 2]
 
 
@@ -286,7 +318,7 @@ def test_where_nothing_can_be_written_kernels_live_in_memory(programs):
     for folder in (programs.chosen, programs.home, programs.temporary):
         folder.mkdir(exist_ok=True)
         protect(folder)
-    process = programs.start(wrapper=obeying_modes(), file_size=0)
+    process = programs.begin(wrapper=obeying_modes(), file_size=0)
     output, errors = process.communicate(timeout=60)
     assert json.loads(output)["folder"] is None
     assert "in memory: no folder" in errors
@@ -376,14 +408,9 @@ def test_a_kernel_that_cannot_be_compiled_costs_the_others_nothing(built):
     files = kept(built.chosen)
     wrong = built.root / "wrong.py"
     wrong.write_text(MODULE.replace("number * 2", "number.missing"))
-    failed = subprocess.run(
-        [sys.executable, wrong],
-        env=built.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "TypingError" in failed.stderr
+    status, output = built.start(program=wrong).printed()
+    assert status == 1
+    assert "TypingError" in output
     assert kept(built.chosen) == files
     assert outcome(built.run()) == (2, 0)
 
