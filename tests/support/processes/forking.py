@@ -5,6 +5,7 @@ and a death of its own, but for the seconds that imports take.
 """
 
 import atexit
+import fcntl
 import gc
 import importlib
 import json
@@ -13,6 +14,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from functools import cache
@@ -63,11 +65,15 @@ class Forked:
 
 
 class Template:
-    """A process that has imported a module, and becomes others like it."""
+    """A process that has imported a module, and becomes others like it.
+
+    Test processes that were forked after its start share it, one exchange at a time.
+    """
 
     def __init__(self, module):
-        self._module = module
+        self._module, self._owner = module, os.getpid()
         self._lock = threading.Lock()
+        self._processes_lock = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as this is
         self._process = subprocess.Popen(
             [sys.executable, __file__, module], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -83,12 +89,18 @@ class Template:
 
     def ask(self, request):
         with self._lock:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-            return json.loads(self._process.stdout.readline())
+            fcntl.lockf(self._processes_lock, fcntl.LOCK_EX)
+            try:
+                self._process.stdin.write(json.dumps(request).encode() + b"\n")
+                self._process.stdin.flush()
+                return json.loads(self._process.stdout.readline())
+            finally:
+                fcntl.lockf(self._processes_lock, fcntl.LOCK_UN)
 
     def close(self):
-        self._process.communicate()
+        if os.getpid() == self._owner:
+            self._process.communicate()
+            self._processes_lock.close()
 
 
 @cache
