@@ -145,7 +145,7 @@ def _compile_or_load(function: F, signature: str) -> Any:
     except OSError:  # the disk is full
         return _compile(function, signature, is_kept=False)
     except Exception:  # noqa: BLE001 - unpickling a file of another program may raise anything
-        _wipe(_folder)
+        _wipe(function)
         return _compile(function, signature, is_kept=_folder is not None)
 
 
@@ -274,9 +274,10 @@ def _files(folder: Path | None) -> list[Path]:
     return [] if folder is None else list(folder.rglob("*.nb[ci]"))
 
 
-def _wipe(folder: Path | None) -> None:
-    for file in _files(folder):
-        file.unlink(missing_ok=True)
+def _wipe(function: Callable[..., object]) -> None:
+    for file in _files(_folder):
+        if file.name.startswith(f"{_index_name(function)}."):
+            file.unlink(missing_ok=True)
 
 
 def _index_name(function: Callable[..., object]) -> str:
