@@ -67,15 +67,17 @@ dashboard-pictures: $(KERNELS) $(DEV_STAMP) chromium
 # everything is collected (tests/support/processes/forked_run.py). Reasons of skips come at the end; with
 # KV_ALLOWED_SKIPS=jq,curl only these may be missing, and other skips are failures.
 TEST_PROCESSES ?= 5
-test: $(KERNELS) $(DEV_STAMP) promtool
+PYTEST_FORKED = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(BIN)/pytest -q -rs --processes $(TEST_PROCESSES)
+test: $(KERNELS) $(DEV_STAMP) promtool
+	$(PYTEST_FORKED)
 
 unit: $(KERNELS) $(DEV_STAMP)
-	$(BIN)/pytest -q -rs --processes $(TEST_PROCESSES) -m "not integration and not vllm and not dynamo and not aiperf and not image and not release and not attack"
+	$(PYTEST_FORKED) -m "not integration and not vllm and not dynamo and not aiperf and not image and not release and not attack"
 
 # Longer versions of tests, which would take `make test` beyond its twelve minutes; a quarter of an hour.
 test-long: $(KERNELS) $(DEV_STAMP)
-	$(BIN)/pytest -q -rs --processes $(TEST_PROCESSES) -m long
+	$(PYTEST_FORKED) -m long
 
 # Real vLLM engines on the CPU, 4 GB of memory, twenty minutes; installs vLLM (4 GB) the first time.
 test-vllm: $(DEV_STAMP) $(VLLM_STAMP)
@@ -123,7 +125,7 @@ locks: .release-venv/.installed
 # The router's tests, with the lowest version of everything that pyproject.toml bounds, the bus
 # included, newest otherwise; without torch. A quarter of an hour.
 test-lowest: .lowest-venv/.installed
-	.lowest-venv/bin/pytest -q --processes $(TEST_PROCESSES) tests/router \
+	$(subst $(BIN),.lowest-venv/bin,$(PYTEST_FORKED)) tests/router \
 		--ignore tests/router/tools/up/test_tokenizer.py \
 		-m "not integration and not hypothesis and not vllm and not dynamo and not aiperf and not image and not release"
 

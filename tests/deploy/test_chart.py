@@ -4,7 +4,6 @@ import json
 from itertools import chain, product
 from pathlib import Path
 
-import helm_python
 import jsonschema_rs
 import kubernetes_validate
 import pytest
@@ -67,6 +66,13 @@ ALL = {
 }
 
 
+@pytest.fixture
+def helm():
+    import helm_python  # starts the threads of Go, with which no test process could be forked
+
+    return helm_python
+
+
 @pytest.fixture(params=ALL, scope="module")
 def release(request):
     return objects(ALL[request.param])
@@ -117,8 +123,8 @@ def settings(tmp_path):
     return read
 
 
-def test_chart_passes_lint():
-    report = helm_python.lint(CHART, strict=True, with_subcharts=True)
+def test_chart_passes_lint(helm):
+    report = helm.lint(CHART, strict=True, with_subcharts=True)
     assert report["errors"] == []
     assert {each["error"] for each in report["messages"]} <= {"icon is recommended"}
 
@@ -307,8 +313,8 @@ def test_endpoint_of_routers_is_reached_and_reaches_engines():
     assert any(routers.items() <= each.items() for each in labels)
 
 
-def test_forwarders_without_a_token_for_their_routers_are_refused():
-    with pytest.raises(helm_python.HelmRenderError, match=r"forward\.routerToken\.secret"):
+def test_forwarders_without_a_token_for_their_routers_are_refused(helm):
+    with pytest.raises(helm.HelmRenderError, match=r"forward\.routerToken\.secret"):
         objects({"tokens": {"secret": "callers", "key": "tokens.toml"}})
 
 
@@ -461,8 +467,8 @@ def test_secrets_are_files():
         ({"networkPolicy": {"callers": []}}, "callers"),
     ],
 )
-def test_values_that_make_no_sense_are_refused(values, said):
-    with pytest.raises(helm_python.HelmValuesError, match=said):
+def test_values_that_make_no_sense_are_refused(values, said, helm):
+    with pytest.raises(helm.HelmValuesError, match=said):
         objects(values)
 
 
@@ -497,10 +503,8 @@ def test_routers_without_a_bus_find_their_engines(name, block_size, settings):
     assert rule["resources"] == [config.discovery]
 
 
-def test_agents_without_a_bus_are_refused():
-    with pytest.raises(
-        helm_python.HelmRenderError, match="natsUrl: agents beside engines need a bus"
-    ):
+def test_agents_without_a_bus_are_refused(helm):
+    with pytest.raises(helm.HelmRenderError, match="natsUrl: agents beside engines need a bus"):
         objects({"nats": {"enabled": False}})
 
 

@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import helm_python
 import yaml
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -28,6 +27,8 @@ KEPT = {
 
 def _chart():
     """Anew each time: rendering drops, for good, the dependencies that are off."""
+    import helm_python  # starts the threads of Go, with which no test process could be forked
+
     return helm_python.Chart.load(CHART)
 
 

@@ -1,5 +1,7 @@
 """Texts in pieces have the tokens of the whole, whatever the tokenizer."""
 
+from functools import cache
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +17,13 @@ BITS = [
     *("the quick brown fox", "Quick", "1234", "é", "e\u0301", "x", "\u200b", "\u2581"),
 ]
 TEXTS = st.lists(st.sampled_from(BITS), max_size=25).map("".join)
-TOKENIZERS = {make.__name__: make(ODD_TOKENS) for make in MAKES}
+MAKE_BY_NAME = {make.__name__: make for make in MAKES}
+
+
+@cache
+def trained(name):
+    """Not while tests are collected: training starts threads."""
+    return MAKE_BY_NAME[name](ODD_TOKENS)
 
 
 def seams(tokenizer, least):
@@ -31,11 +39,11 @@ def seams(tokenizer, least):
     )
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", MAKE_BY_NAME)
 @settings(max_examples=examples(100))
 @given(text=TEXTS, least=st.integers(1, 12))
 def test_pieces_have_the_tokens_of_the_whole(name, text, least):
-    tokenizer, together = TOKENIZERS[name], []
+    tokenizer, together = trained(name), []
     pieces = list(seams(tokenizer, least).pieces(text))
     assert "".join(piece for _, piece in pieces) == text
     for before, piece in pieces:
@@ -46,7 +54,7 @@ def test_pieces_have_the_tokens_of_the_whole(name, text, least):
 
 @given(TEXTS, TEXTS)
 def test_a_text_that_grows_is_cut_where_it_was(text, more):
-    cutter = seams(TOKENIZERS["byte_level"], 5)
+    cutter = seams(trained("byte_level"), 5)
     short, long = list(cutter.pieces(text)), list(cutter.pieces(text + "a" + more))
     assert long[: len(short) - 1] == short[:-1]
 

@@ -1,5 +1,6 @@
 """Words that spaces separate have the tokens that the library makes of the whole text."""
 
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -41,13 +42,19 @@ def splitting(pattern, normalizer=None):
     return tokenizer
 
 
-MADE = {
-    "gpt2": byte_level(),
-    "llama3": splitting(LLAMA_3),
-    "qwen": splitting(QWEN, normalizers.NFC()),
-    "gpt-oss": splitting(GPT_OSS),
-    "odd": byte_level(ODD_TOKENS),
+MAKE_BY_NAME = {
+    "gpt2": byte_level,
+    "llama3": partial(splitting, LLAMA_3),
+    "qwen": partial(splitting, QWEN, normalizers.NFC()),
+    "gpt-oss": partial(splitting, GPT_OSS),
+    "odd": partial(byte_level, ODD_TOKENS),
 }
+
+
+@cache
+def tokenizer_of(name):
+    """Not while tests are collected: training starts threads."""
+    return MAKE_BY_NAME[name]()
 
 
 def local(tokenizer, **seams):
@@ -63,7 +70,11 @@ def are_apart(tokenizer):
     )
 
 
-LOCAL = {name: local(tokenizer) for name, tokenizer in MADE.items()}
+@cache
+def local_of(name):
+    return local(tokenizer_of(name))
+
+
 ODD = [*SPECIAL, *(token.content for token in ODD_TOKENS)]
 BITS = st.sampled_from(
     [
@@ -77,33 +88,33 @@ SOME = st.text(st.characters(max_codepoint=0x3100), max_size=8) | st.text(max_si
 TEXTS = st.lists(BITS | st.just(" ") | SOME, max_size=12)
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", MAKE_BY_NAME)
 @settings(max_examples=examples(150))
 @given(text=TEXTS.map("".join))
 @example(text="a" * 200 + " " + "b1" * 100)
 def test_words_have_the_tokens_of_the_text(name, text):
-    expected = MADE[name].encode(text, add_special_tokens=False).ids
-    assert LOCAL[name].text_tokens(text) == expected
-    assert LOCAL[name].text_tokens(text) == expected
+    expected = tokenizer_of(name).encode(text, add_special_tokens=False).ids
+    assert local_of(name).text_tokens(text) == expected
+    assert local_of(name).text_tokens(text) == expected
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", MAKE_BY_NAME)
 def test_models_with_expressions_keep_words_apart(name):
-    assert are_apart(MADE[name])
+    assert are_apart(tokenizer_of(name))
 
 
 @pytest.mark.parametrize(
-    "tokenizer",
+    "make",
     [
-        *(make() for make in MAKES if make is not byte_level),
-        splitting(r"\w+ \w+|\s+|."),
-        splitting(r"\w+(?= \d)|\S+|\s+"),
-        splitting(r"\s+|\S+"),
-        splitting(LLAMA_3, normalizers.Lowercase()),
+        *(make for make in MAKES if make is not byte_level),
+        partial(splitting, r"\w+ \w+|\s+|."),
+        partial(splitting, r"\w+(?= \d)|\S+|\s+"),
+        partial(splitting, r"\s+|\S+"),
+        partial(splitting, LLAMA_3, normalizers.Lowercase()),
     ],
 )
-def test_tokenizers_that_join_or_look_beyond_spaces_are_left_to_the_library(tokenizer):
-    assert not are_apart(tokenizer)
+def test_tokenizers_that_join_or_look_beyond_spaces_are_left_to_the_library(make):
+    assert not are_apart(make())
 
 
 def test_known_words_are_bounded_and_not_made_again():
