@@ -52,11 +52,11 @@ chromium:
 jq curl:
 	command -v $@ || $(INSTALL)
 
-# The dashboard in Chromium, with a fleet of its own. `make test` runs it too if Chromium is installed.
+# The dashboard in Chromium, with a fleet of its own. `make test` runs a part of it if Chromium is installed.
 # Screenshots are in build/dashboard.
 test-dashboard: $(KERNELS) $(DEV_STAMP) chromium
 	KV_CHROMIUM=$$(command -v chromium || command -v chromium-browser) \
-		$(BIN)/pytest -q tests/router/dashboard tests/integration/test_dashboard.py
+		$(BIN)/pytest -q -m "long or not long" tests/router/dashboard tests/integration/test_dashboard.py
 
 # Screenshots of the test become docs/pictures/dashboard-*.png.
 dashboard-pictures: $(KERNELS) $(DEV_STAMP) chromium

@@ -171,6 +171,7 @@ async def test_a_prompt_shows_where_it_would_go_and_books_nothing(page, fleet):
         await eventually(lambda: equals(_reservations(client), 0.0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scheme", "widths"), [("light", (320, 1440, 3840)), ("dark", (1440,))])
 async def test_page_meets_accessibility_rules(opened, fleet, scheme, widths):
     """Colours are those of the scheme at every width."""
@@ -211,6 +212,7 @@ async def test_pictures_for_the_readme(opened, fleet):
             await page.picture(f"dashboard-{scheme}")
 
 
+@pytest.mark.long
 async def test_page_works_with_the_keyboard_alone(page):
     keys = page.page.keyboard
     await keys.press("Tab")
@@ -234,6 +236,7 @@ async def test_page_works_with_the_keyboard_alone(page):
     await page.until("!document.querySelector('#help').open")
 
 
+@pytest.mark.long
 async def test_a_theme_is_chosen_and_kept(page):
     ground = "getComputedStyle(document.body).backgroundColor"
     light = await page.page.evaluate(ground)
@@ -310,6 +313,7 @@ async def test_miswired_engine_is_shown_with_advice(opened):
         assert page.complaints == []
 
 
+@pytest.mark.long
 async def test_thousand_workers_can_be_searched_sorted_and_paged(opened):
     async with DirectRouter(use_kv_events=False).running() as router:
         for worker_id in range(1, 1_001):

@@ -176,6 +176,7 @@ def published_until_dropped(news, first):
     return news.dropped_readers and first + 500
 
 
+@pytest.mark.long
 async def test_slow_reader_is_dropped_and_gets_everything_later(monkeypatch):
     monkeypatch.setattr(tier_publisher, "MAX_QUEUED_BYTES", 10_000)
     with closing(TierPublisher("tcp://127.0.0.1:0", IDENTITY, 0)) as news:
