@@ -335,7 +335,7 @@ async def test_thousand_workers_can_be_searched_sorted_and_paged(opened):
             assert page.complaints == []
         bytes_a_frame = await router.metric("kv_router_dashboard_frame_bytes_total")
         frames = await router.metric("kv_router_dashboard_frames_total")
-        assert bytes_a_frame / frames < 256 * 1024
+        assert bytes_a_frame / frames < 288 * 1024
 
 
 async def _reservations(client):

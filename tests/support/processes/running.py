@@ -1,7 +1,6 @@
 """A whole router, in process, on a real bus."""
 
 import asyncio
-import itertools
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -64,7 +63,7 @@ class FakeWorker:
             group.create_task(self._report_forever())
 
     async def _report_forever(self):
-        for number in itertools.count():
+        while True:
             for rank, journal in self.journals.items() if self.is_reporting else ():
                 sent = report(
                     rank.worker_id,
@@ -76,7 +75,7 @@ class FakeWorker:
                 )
                 if self.bus.client.is_connected:
                     await self.bus.client.publish(SUBJECTS.load(rank), encode_load_report(sent))
-            await asyncio.sleep(0.02 if number < 20 else 0.1)  # soon exact
+            await asyncio.sleep(0.1)
 
 
 class RunningService:
@@ -164,12 +163,12 @@ class RunningRouter(RunningService):
         worker = FakeWorker(bus, worker_id, **fields)
         await worker.announce()
         # What comes before the announcement is dropped, and asked for again: this one has no ears.
-        await eventually(lambda: self.view(worker_id))
+        await eventually(lambda: self.view(worker_id), poll_s=0.005)
         await worker.deliver()
         reporting = asyncio.create_task(worker.report_forever())
         self._stack.push_async_callback(asyncio.wait, [reporting])
         self._stack.callback(reporting.cancel)
-        await eventually(lambda: self.trusts(worker_id))
+        await eventually(lambda: self.trusts(worker_id), poll_s=0.005)
         await eventually(lambda: self.schedules(worker_id))
         await eventually(lambda: self.service.host.status.answers_on_bus)
         return worker
