@@ -140,7 +140,16 @@ def test_no_other_manifest_is_kept():
 
 
 @pytest.mark.parametrize(
-    ("name", "version"), [*((name, "1.37.0") for name in ALL), ("everything", "1.29.0")]
+    ("name", "version"),
+    [
+        *((name, "1.37.0") for name in ALL),
+        ("everything", "1.29.0"),
+        *(
+            pytest.param(name, "1.29.0", marks=pytest.mark.long)
+            for name in ALL
+            if name != "everything"
+        ),
+    ],
 )
 def test_kubernetes_takes_every_object(name, version):
     for each in objects(ALL[name]):

@@ -114,6 +114,16 @@ async def _trusts(router, state):
             ["--engine", "tgi"],
             "engine: 'tgi' is unknown (allowed: reference, vllm, sglang, trtllm)",
         ),
+        pytest.param(
+            ["--zmq", "tcp://e:1"],
+            "zmq: given here (flag) (allowed: only next to an engine",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["--engine", "vllm", "--num-layers", "2"],
+            "only with --engine reference",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_invalid_options_are_named(flags, words):

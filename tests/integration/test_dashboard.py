@@ -172,9 +172,8 @@ async def test_a_prompt_shows_where_it_would_go_and_books_nothing(page, fleet):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("scheme", "widths"), [("light", (320, 1440, 3840)), ("dark", (1440,))])
-async def test_page_meets_accessibility_rules(opened, fleet, scheme, widths):
-    """Colours are those of the scheme at every width."""
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_page_meets_accessibility_rules(opened, fleet, scheme):
     async with tab(opened, fleet.router_url, color_scheme=scheme) as page:
         await page.says("#status", "Ready")
         await ask(fleet, *QUESTIONS)
@@ -182,7 +181,7 @@ async def test_page_meets_accessibility_rules(opened, fleet, scheme, widths):
         await page.page.fill("#prompt", SYSTEM + QUESTIONS[1])
         await page.page.click("#look button[type=submit]")
         await page.says("#look-answer h3", "It would go to worker-")
-        for width in widths:
+        for width in (320, 1440, 3840):
             await page.page.set_viewport_size({"width": width, "height": 900})
             assert await page.overflows_by() <= 0
             await page.picture(f"{scheme}-{width}", full_page=True)
@@ -333,9 +332,14 @@ async def test_thousand_workers_can_be_searched_sorted_and_paged(opened):
             await page.page.fill("#workers-find", "nobody is called so")
             await page.says("#workers-empty", "None of 1,000 ranks")
             assert page.complaints == []
+            await eventually(lambda: _has_several_frames(router))  # the first has all rows
         bytes_a_frame = await router.metric("kv_router_dashboard_frame_bytes_total")
         frames = await router.metric("kv_router_dashboard_frames_total")
-        assert bytes_a_frame / frames < 288 * 1024
+        assert bytes_a_frame / frames < 256 * 1024
+
+
+async def _has_several_frames(router):
+    return await router.metric("kv_router_dashboard_frames_total") > 1
 
 
 async def _reservations(client):

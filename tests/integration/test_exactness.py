@@ -32,7 +32,12 @@ def conversations(count, seed):
 
 
 @pytest.mark.parametrize(
-    ("workers", "num_blocks", "count", "evicts"), [(3, 2048, 12, False), (1, 128, 20, True)]
+    ("workers", "num_blocks", "count", "evicts"),
+    [
+        (3, 2048, 12, False),
+        (1, 128, 20, True),
+        pytest.param(3, 128, 60, True, marks=pytest.mark.long),
+    ],
 )
 async def test_predictions_equal_the_engines_own_count(fleet, workers, num_blocks, count, evicts):
     """Two ranks a worker, conversations; with a pool that holds everything, and a small one."""

@@ -141,15 +141,16 @@ def test_clean_traffic_has_no_findings(name):
     assert fleet.detected == {}
 
 
-def test_clean_requests_have_no_cause():
+@pytest.mark.parametrize("requests", [700, pytest.param(2_000, marks=pytest.mark.long)])
+def test_clean_requests_have_no_cause(requests):
     fleet = Fleet(Wiring(device_blocks=400, host_blocks=800), workers=3, event_lag_s=0.05)
     Conversations(fleet, at_once=40, pause_s=0.1)
     restarts(fleet)
     cancels(fleet)
-    fleet.run_until(700)
+    fleet.run_until(requests)
     assert fleet.detected == {}
     counts = dict(fleet.core.closed_loop.counts())[ALL]
-    assert counts.requests == 700
+    assert counts.requests == requests
     assert counts.cached_tokens > 0.3 * counts.prompt_tokens
 
 

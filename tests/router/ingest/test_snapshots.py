@@ -258,9 +258,14 @@ async def failures(router):
     return await router.metric("kv_router_snapshot_failures_total")
 
 
-async def test_a_late_router_reads_the_blocks_of_many_workers(bus, nats_server, eventually):
+@pytest.mark.parametrize(
+    ("workers", "blocks"), [(60, 2_000), pytest.param(100, 10_000, marks=pytest.mark.long)]
+)
+async def test_a_late_router_reads_the_blocks_of_many_workers(
+    bus, nats_server, eventually, workers, blocks
+):
     """From checkpoints, and from a snapshot."""
-    transport, workers, blocks = NatsTransport(bus, SUBJECTS, StreamLimits()), 60, 2_000
+    transport = NatsTransport(bus, SUBJECTS, StreamLimits())
     slow = {"snapshot_threshold": 50, "worker_silence_s": 60.0}  # all of them share this process
     async with AsyncExitStack() as stack:
         for worker_id in range(1, workers + 1):

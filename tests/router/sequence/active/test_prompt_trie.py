@@ -99,7 +99,7 @@ Against.TestCase.settings = settings(max_examples=examples(25), stateful_step_co
 TestAgainstCounts = Against.TestCase
 
 
-@pytest.mark.parametrize("prompts", [3_000, 8_000])
+@pytest.mark.parametrize("prompts", [3_000, pytest.param(20_000, marks=pytest.mark.long)])
 def test_many_prompts_with_shared_beginnings_leave_nothing_behind(prompts):
     """More than the first rows and tables hold, so that all of them grow."""
     table, random = RankTable(), np.random.default_rng(4)
