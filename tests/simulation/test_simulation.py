@@ -9,8 +9,8 @@ from simulation.mutations import MUTATIONS, first_failure
 from simulation.scenario import EVENTS, RATES, draw
 from simulation.world import Shared
 
-RUNS = int(os.environ.get("KV_SIMULATION_RUNS", "90"))
-FIRST_SEED = int(os.environ.get("KV_SIMULATION_FIRST_SEED", "100"))
+RUNS = int(os.environ.get("KV_SIMULATION_RUNS", "120"))
+FIRST_SEED = int(os.environ.get("KV_SIMULATION_FIRST_SEED", "160"))
 SAMPLE = (
     "a new stream is not noticed, unchecked",
     "any report is fresh",
