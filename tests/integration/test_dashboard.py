@@ -137,6 +137,7 @@ async def test_workers_decisions_and_prefixes_are_shown_as_they_are(page, fleet)
     assert page.hosts == {f"127.0.0.1:{fleet.router_port}"}
 
 
+@pytest.mark.long
 async def test_a_decision_is_explained_and_stays_while_others_fall(page, fleet):
     await ask(fleet, *QUESTIONS)
     await page.until("document.querySelectorAll('#decisions button').length >= 4")
@@ -153,6 +154,7 @@ async def test_a_decision_is_explained_and_stays_while_others_fall(page, fleet):
     await page.until("document.querySelector('#decisions button').ariaCurrent === 'true'")
 
 
+@pytest.mark.long
 async def test_a_prompt_shows_where_it_would_go_and_books_nothing(page, fleet):
     await ask(fleet, *QUESTIONS)
     await page.page.fill("#prompt", SYSTEM + QUESTIONS[0])
@@ -246,6 +248,7 @@ async def test_a_theme_is_chosen_and_kept(page):
     await page.until(f"{ground} === {dark!r}")
 
 
+@pytest.mark.long
 async def test_silent_worker_appears_on_the_timeline(page, fleet):
     await page.until("document.querySelectorAll('#workers tbody tr').length === 2")
     freeze(fleet.workers[0].pid)
@@ -268,6 +271,7 @@ async def test_page_reconnects_to_a_restarted_router(page, fleet):
     await page.until("document.querySelector('#banner').hidden")
 
 
+@pytest.mark.long
 async def test_page_without_a_token_shows_the_sign_in(opened, tmp_path):
     path = tmp_path / "tokens.toml"
     path.write_text(TOKENS)
@@ -293,6 +297,7 @@ async def test_page_without_a_token_shows_the_sign_in(opened, tmp_path):
         assert await page.page.is_hidden("#sign-in")
 
 
+@pytest.mark.long
 async def test_miswired_engine_is_shown_with_advice(opened):
     router = DirectRouter(use_kv_events=False)
     url = str(router.client.base_url)

@@ -129,7 +129,7 @@ async def check(router, exchange, socket):
 
 @pytest.fixture
 async def router():
-    async with DirectRouter().running() as router:
+    async with DirectRouter(check_workers=False).running() as router:
         yield router
 
 
