@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from report import RESULTS, Benchmark, keep
 from rows import as_json, as_table, machine
 from scheduling_agents import agents_cases, agents_rows, rollouts_cases, rollouts_rows
+from scheduling_hybrid import hybrid_cases, hybrid_rows
 from scheduling_physics import QUICK, physics_cases, physics_rows
 from scheduling_runs import append_to_journal, read_journal, run_all
 from scheduling_sections import SECTIONS, SPEEDS, WORKLOAD_NAMES, Found, Plan, Section
@@ -32,6 +33,7 @@ NAME = "scheduling"
 ALL = {
     **SECTIONS,
     "physics": Section(physics_cases, physics_rows),
+    "hybrid": Section(hybrid_cases, hybrid_rows),
     "agents": Section(agents_cases, agents_rows),
     "rollouts": Section(rollouts_cases, rollouts_rows),
     "slo": Section(slo_cases, slo_rows),

@@ -98,8 +98,10 @@ class Cell(Struct, frozen=True):
         return f"{self.physics}, {self.traffic}"
 
     def case(self, rival: Rival, requests: int, seed: int) -> Case:
-        """Return one replay."""
+        """Return one replay. Of hybrid models, rivals' routers know full attention only."""
         named = {"physics": self.physics, "requests": requests, "seed": seed, **self.fields}
+        if PHYSICS[self.physics].layers and rival.policy != OURS:
+            named["full_only"] = True
         return Case(policy=rival.policy, settings=rival.settings, **named)  # type: ignore[arg-type]
 
     def cases(self, rival: Rival) -> list[Case]:
@@ -114,8 +116,14 @@ class Cell(Struct, frozen=True):
 
 
 def cells(plan: Plan) -> Iterator[Cell]:
-    """Every fleet with every traffic of the plan."""
-    for physics in plan.physics or PHYSICS:
+    """Every fleet with every traffic of the plan; by default, all but those of hybrid models."""
+    named = [name for name, physics in PHYSICS.items() if not physics.layers]
+    yield from fleet_cells(plan, plan.physics or named)
+
+
+def fleet_cells(plan: Plan, fleets: Iterable[str]) -> Iterator[Cell]:
+    """These fleets with every traffic of the plan."""
+    for physics in fleets:
         for traffic, fields in _traffic(plan):
             whole = number_of_requests(Case(policy=OURS, **fields))  # type: ignore[arg-type]
             requests = min(plan.requests or whole, whole)

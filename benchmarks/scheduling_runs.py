@@ -42,7 +42,8 @@ class Case(Struct, frozen=True, kw_only=True):
     policy. `workers`: other than those of the physics. `slow_workers` take twice as long for
     everything; `slowing`: worker 0 takes three times as long from this second on. `spread`:
     requests of one moment come evenly until the next one. `half`: 1 or 2 of a trace, or the whole
-    of it. `physics`: of `router.simulator.physics`. `slo`: requests have objectives.
+    of it. `physics`: of `router.simulator.physics`. `slo`: requests have objectives. `full_only`:
+    of hybrid models, the router learns of full attention only.
     """
 
     source: str
@@ -60,6 +61,7 @@ class Case(Struct, frozen=True, kw_only=True):
     half: int = 0
     physics: str = "plain"
     slo: bool = False
+    full_only: bool = False
 
     @property
     def label(self) -> str:
@@ -91,7 +93,8 @@ def run(case: Case) -> Summary:
     if case.slow_workers:
         slow = (_slow(llama_70b()),) * case.slow_workers
         scenario = replace(scenario, models=slow + scenario.models[case.slow_workers :])
-    scenario = replace(scenario, incidents=(*scenario.incidents, *slowing))
+    incidents = (*scenario.incidents, *slowing)
+    scenario = replace(scenario, incidents=incidents, hides_classes=case.full_only)
     seed = case.seed if case.source in WORKLOADS else 0
     trace = _trace(case.source, case.options, case.half, case.requests, seed)
     trace = spread_arrivals(trace) if case.spread else trace

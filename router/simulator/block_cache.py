@@ -2,7 +2,8 @@
 
 A block is *used* by running requests, or *idle*: kept for later requests, and evicted, least
 recently used first, when space is needed. Prompts are whole prefixes and are released from their
-ends, so the cached blocks are always closed under prefixes.
+ends, so the cached blocks of full attention are always closed under prefixes. Blocks of the other
+layers of a hybrid model share the space (`checkpoints.py`).
 """
 
 from collections import OrderedDict
@@ -11,7 +12,7 @@ from itertools import islice
 
 
 class BlockCache:
-    """The blocks of an engine by sequence hash.
+    """The blocks of an engine by name: a sequence hash, or one with a group of layers.
 
     Invariants: a named block is used or idle, never both; used, idle and nameless blocks together
     fit in `capacity_blocks`. `evicted`: names evicted since the last `take_evicted`.
@@ -31,10 +32,14 @@ class BlockCache:
         """Blocks of running requests, shared ones counted once."""
         return len(self._uses) + self._nameless_blocks
 
+    def __contains__(self, name: int) -> bool:
+        """Return whether a block is cached, used or idle."""
+        return name in self._uses or name in self._idle
+
     def matching(self, sequence_hashes: Sequence[int], limit_blocks: int) -> int:
         """Return the number of leading blocks in the cache, up to a limit. O(blocks)."""
         for position, sequence_hash in enumerate(islice(sequence_hashes, limit_blocks)):
-            if sequence_hash not in self._uses and sequence_hash not in self._idle:
+            if sequence_hash not in self:
                 return position
         return min(len(sequence_hashes), limit_blocks)
 
@@ -46,31 +51,31 @@ class BlockCache:
         newly_used = sum(each in self._idle for each in matched)
         if self.used_blocks + newly_used + further_blocks > self.capacity_blocks:
             return False
-        for sequence_hash in matched:
-            self._use(sequence_hash)
+        for name in matched:
+            self._use(name)
         self._nameless_blocks += further_blocks
         self._evict()
         return True
 
-    def name(self, sequence_hashes: Sequence[int]) -> None:
+    def name(self, names: Sequence[int]) -> None:
         """Give nameless blocks in use these names. They stay in use. O(blocks).
 
         A second copy of a named block is freed.
         """
-        self._nameless_blocks -= len(sequence_hashes)
-        for sequence_hash in sequence_hashes:
-            self._use(sequence_hash)
+        self._nameless_blocks -= len(names)
+        for name in names:
+            self._use(name)
 
-    def release(self, sequence_hashes: Sequence[int], nameless_blocks: int) -> None:
-        """Release the blocks of a request's prompt and its nameless blocks. O(blocks)."""
+    def release(self, names: Sequence[int], nameless_blocks: int) -> None:
+        """Release named blocks of a request, from their end, and nameless ones. O(blocks)."""
         self._nameless_blocks -= nameless_blocks
-        for sequence_hash in reversed(sequence_hashes):
-            uses = self._uses[sequence_hash] - 1
+        for name in reversed(names):
+            uses = self._uses[name] - 1
             if uses:
-                self._uses[sequence_hash] = uses
+                self._uses[name] = uses
             else:
-                del self._uses[sequence_hash]
-                self._idle[sequence_hash] = None
+                del self._uses[name]
+                self._idle[name] = None
 
     def take_evicted(self) -> list[int]:
         """Return the names evicted since the last call."""
@@ -84,9 +89,9 @@ class BlockCache:
         assert self._nameless_blocks >= 0
         assert self.used_blocks + len(self._idle) <= self.capacity_blocks
 
-    def _use(self, sequence_hash: int) -> None:
-        self._idle.pop(sequence_hash, None)
-        self._uses[sequence_hash] = self._uses.get(sequence_hash, 0) + 1
+    def _use(self, name: int) -> None:
+        self._idle.pop(name, None)
+        self._uses[name] = self._uses.get(name, 0) + 1
 
     def _evict(self) -> None:
         excess = self.used_blocks + len(self._idle) - self.capacity_blocks

@@ -9,6 +9,7 @@ the changes at its end, not on the tokens it computes.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 from random import Random
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 
 from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
 from router.simulator.block_cache import BlockCache
+from router.simulator.checkpoints import Checkpoints, LayerGroups
 from router.simulator.disturbances import CALM, Disturbances, StepLoad, StepTimes
 from router.simulator.engine_model import Chunk, StepModel
 from router.simulator.engine_runs import EngineCounters, ObservedEngine, Progress, Run, Work
@@ -26,6 +28,7 @@ from router.simulator.traces import TraceRequest
 class Engine:
     """One engine, in one life. `rng` draws its disturbances.
 
+    `layers`: those of a hybrid model that are not full attention; blocks of all come from one pool.
     Without preemption a request is admitted if its whole output fits as well, and keeps its blocks.
     """
 
@@ -49,6 +52,7 @@ class Engine:
         "_times",
         "_waiting",
         "cache",
+        "checkpoints",
         "chunk_tokens",
         "due_s",
     )
@@ -58,6 +62,7 @@ class Engine:
         model: StepModel,
         block_size: int,
         *,
+        layers: Sequence[LayerGroups] = (),
         reports_growth: bool = False,
         disturbances: Disturbances = CALM,
         rng: Random | None = None,
@@ -69,6 +74,7 @@ class Engine:
         self._reports_growth = reports_growth
         self.chunk_tokens = model.chunk_tokens
         self.cache = BlockCache(model.capacity_tokens // block_size)
+        self.checkpoints = Checkpoints(layers, block_size)
         self.due_s = inf
         self._run: Run | None = None
         self._chunks: list[tuple[Work, int]] = []
@@ -93,7 +99,8 @@ class Engine:
     def fits(self, request: TraceRequest) -> bool:
         """Return whether the cache is large enough for the request."""
         tokens = request.isl_tokens + request.osl_tokens
-        return self._blocks(tokens) <= self.cache.capacity_blocks
+        blocks = self._blocks(tokens) + self.checkpoints.most_blocks
+        return blocks <= self.cache.capacity_blocks
 
     def submit(self, work: Work, now_s: float) -> None:
         """Add a request that `fits`; it takes part from the next step on."""
@@ -196,12 +203,17 @@ class Engine:
     def _admit(self, now_s: float) -> bool:
         """Admit the first waiting request; return False if its blocks do not fit."""
         work = self._waiting[0]
-        request = work.request
-        cached_blocks, blocks = self._reusable_blocks(work), self._blocks_to_admit(work)
-        further = blocks - cached_blocks
-        if not self.cache.take(request.sequence_hashes[:cached_blocks], further):
+        request, hashes = work.request, work.request.sequence_hashes
+        full_blocks = self._matching_blocks(work)
+        cached_blocks = self.checkpoints.resumable(self.cache, hashes, full_blocks)
+        kept = list(self.checkpoints.names(hashes, cached_blocks))
+        further = self._blocks_to_admit(work) - cached_blocks + self.checkpoints.running_blocks
+        if full_blocks > cached_blocks:
+            further += self.checkpoints.blocks_of_one
+        if not self.cache.take([*hashes[:cached_blocks], *kept], further):
             return False
-        work.cached_blocks, work.blocks, work.is_named = cached_blocks, blocks, False
+        work.cached_blocks, work.full_blocks, work.kept = cached_blocks, full_blocks, kept
+        work.blocks, work.is_named = cached_blocks + len(kept) + further, False
         work.computed_tokens = cached_blocks * self._block_size
         if not work.is_preempted:
             work.admitted_s, work.found_blocks = now_s, cached_blocks
@@ -230,10 +242,20 @@ class Engine:
         return room_tokens
 
     def _name(self, work: Work) -> None:
-        """Let later requests find the blocks of a prompt."""
-        if not work.is_named:
-            work.is_named = True
-            self.cache.name(work.request.sequence_hashes[work.cached_blocks :])
+        """Let later requests find the blocks of a prompt, and resume at its checkpoints."""
+        if work.is_named:
+            return
+        work.is_named = True
+        request, names = work.request, self.checkpoints.names
+        hashes = request.sequence_hashes
+        last = min((request.isl_tokens - 1) // self._block_size, len(hashes))
+        ends = (last,) if work.full_blocks == work.cached_blocks else (work.full_blocks, last)
+        kept = list(dict.fromkeys(name for end in ends for name in names(hashes, end)))
+        new = [name for name in kept if name not in work.kept]
+        self.cache.name([*hashes[work.cached_blocks :], *new])
+        behind = [name for name in work.kept if name not in kept]
+        self.cache.release(behind, 0)
+        work.kept, work.blocks = kept, work.blocks - len(behind)
 
     def _blocks_to_admit(self, work: Work) -> int:
         """Return the blocks of its context with the next output, or with all of its output."""
@@ -316,9 +338,14 @@ class Engine:
     def _finish(self, work: Work, progress: Progress) -> None:
         self._counters.end_request(work, self._block_size)
         self._admitted -= 1
-        hashes = work.request.sequence_hashes
-        self.cache.release(hashes, work.blocks - len(hashes))
+        self._release(work, work.request.sequence_hashes)
         progress.finished.append(work)
+
+    def _release(self, work: Work, sequence_hashes: Sequence[int]) -> None:
+        """Release all blocks of a request, of which these have names, and those of other layers."""
+        names = [*sequence_hashes, *work.kept]
+        self.cache.release(names, work.blocks - len(names))
+        work.kept = []
 
     # ── Preemption ──────────────────────────────────────────────────────────────────────────────
 
@@ -348,7 +375,7 @@ class Engine:
             heapify(self._milestones)
             self._stop_decoding(work)
             work.kept_tokens = work.tokens(self._counters.steps) - work.request.isl_tokens
-        self.cache.release(hashes, work.blocks - len(hashes))
+        self._release(work, hashes)
         work.blocks, work.is_preempted = 0, True
         self._counters.preemptions += 1
         self._admitted -= 1
@@ -357,7 +384,12 @@ class Engine:
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._block_size)
 
-    def _reusable_blocks(self, work: Work) -> int:
-        """Return the cached leading blocks, leaving at least one token to compute."""
+    def _matching_blocks(self, work: Work) -> int:
+        """Return the leading blocks in full attention, leaving at least one token to compute."""
         limit_blocks = (work.prompt_tokens - 1) // self._block_size
         return self.cache.matching(work.request.sequence_hashes, limit_blocks)
+
+    def _reusable_blocks(self, work: Work) -> int:
+        """Return the leading blocks that need not be computed."""
+        hashes = work.request.sequence_hashes
+        return self.checkpoints.resumable(self.cache, hashes, self._matching_blocks(work))

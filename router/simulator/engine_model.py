@@ -172,3 +172,37 @@ def llama_8b() -> EngineModel:
         decode_kv_token_s=3.9e-8,
         capacity_tokens=427_000,
     )
+
+
+def gemma_27b() -> EngineModel:
+    """Return a model of 27 B parameters with windows, 10 of 62 layers full attention, on 2 × H100.
+
+    54 GB / 6.7 TB/s plus launches, half of 2 × 990 TFLOP/s. A group has 10 layers of 8,192 B a
+    token, and 80 GB are left for all groups; a decoding request reads 52 windows of 1,024 tokens.
+    """
+    return EngineModel(
+        chunk_tokens=8192,
+        base_s=0.010,
+        prefill_token_s=1 / 18_000,
+        attention_token2_s=1.65e-10,
+        decode_request_s=0.00012,
+        decode_kv_token_s=1.2e-8,
+        capacity_tokens=976_000,
+    )
+
+
+def qwen_next_80b() -> EngineModel:
+    """Return a model of 80 B parameters, 3 B active, with states in 36 of 48 layers, on 4 × H100.
+
+    An eighth of 4 × 990 TFLOP/s, as experts get few tokens each. A group has 12 layers of 2,048 B a
+    token, or of 1 MiB a state, which is a block of 512 tokens; 108 GB are left for all groups.
+    """
+    return EngineModel(
+        chunk_tokens=8192,
+        base_s=0.010,
+        prefill_token_s=1 / 80_000,
+        attention_token2_s=4.0e-10,
+        decode_request_s=0.00005,
+        decode_kv_token_s=1.8e-9,
+        capacity_tokens=4_390_000,
+    )

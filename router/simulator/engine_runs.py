@@ -174,9 +174,11 @@ class ObservedEngine(Struct, frozen=True):
 class Work:
     """A request in an engine; `caller` is the index of its client, or -1 if it has none.
 
-    `cached_blocks`: those found when it was admitted last; `found_blocks`: when it was admitted
-    first. `blocks`: those that it has. `kept_tokens`: output of the time before it was preempted,
-    which is computed again like a prompt. `is_named`: others can find the blocks of its prompt.
+    `cached_blocks`: those after which it resumed when it was admitted last, of `full_blocks` found
+    in full attention; `found_blocks`: when it was admitted first. `blocks`: those that it has, of
+    all layers; `kept`: the named ones that are not full attention's. `kept_tokens`: output of the
+    time before it was preempted, which is computed again like a prompt. `is_named`: others can find
+    the blocks of its prompt.
     """
 
     __slots__ = (
@@ -188,8 +190,10 @@ class Work:
         "computed_tokens",
         "finish_step",
         "found_blocks",
+        "full_blocks",
         "is_named",
         "is_preempted",
+        "kept",
         "kept_tokens",
         "order",
         "prefilled_s",
@@ -202,7 +206,8 @@ class Work:
         self.caller = caller
         self.request_id = request_id
         self.request = request
-        self.cached_blocks = self.found_blocks = self.blocks = 0
+        self.cached_blocks = self.found_blocks = self.full_blocks = self.blocks = 0
+        self.kept: list[int] = []
         self.computed_tokens = self.kept_tokens = 0
         self.began_step = self.finish_step = self.order = 0
         self.step_tokens = 1

@@ -10,12 +10,15 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.simulator.checkpoints import LayerGroups
 from router.simulator.disturbances import CALM, Disturbances
 from router.simulator.engine_model import (
     MockerTiming,
     StepModel,
+    gemma_27b,
     llama_8b,
     llama_70b,
+    qwen_next_80b,
     reference_engine,
 )
 from router.simulator.scenario import Background, Failure, Incident, LoadSources, Scenario
@@ -24,12 +27,13 @@ from router.simulator.scenario import Background, Failure, Incident, LoadSources
 class Physics(Struct, frozen=True, kw_only=True):
     """A fleet of equal engines, and everything about them that is not in a trace.
 
-    `meaning`: a line for reports. `engine`: the name of the model.
+    `meaning`: a line for reports. `engine`: the name of the model. `layers`: of a hybrid model.
     """
 
     meaning: str
     engine: str = "70b"
     model: StepModel = llama_70b()
+    layers: tuple[LayerGroups, ...] = ()
     workers: int = 16
     disturbances: Disturbances = CALM
     loads: LoadSources = LoadSources()
@@ -40,6 +44,7 @@ class Physics(Struct, frozen=True, kw_only=True):
         """Return the scenario of one run."""
         return Scenario(
             models=(self.model,) * self.workers,
+            layers=self.layers,
             arrival_speed=arrival_speed,
             routers=routers,
             loads=self.loads,
@@ -123,6 +128,22 @@ PHYSICS: Mapping[str, Physics] = MappingProxyType(
         ),
         "silent": Physics(
             meaning="agents that report nothing of the load", loads=LoadSources(source="none")
+        ),
+        "windows": Physics(
+            meaning="Gemma 3 on vLLM: windows of 1,024 tokens beside full attention",
+            engine="Gemma 3 27B",
+            model=gemma_27b(),
+            layers=(LayerGroups("window", 6, 1_024),),
+            workers=8,
+            disturbances=Disturbances(is_deferring=True),
+        ),
+        "states": Physics(
+            meaning="Qwen3-Next on vLLM: states beside full attention",
+            engine="Qwen3-Next 80B A3B",
+            model=qwen_next_80b(),
+            layers=(LayerGroups("state", 3),),
+            workers=2,
+            disturbances=Disturbances(is_deferring=True),
         ),
         "everything": Physics(
             meaning="noise, pauses, warm-up, preemption, requests from elsewhere, polled, lost",

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
+from router.simulator.checkpoints import LayerGroups
 from router.simulator.disturbances import CALM, Disturbances
 from router.simulator.engine_model import StepModel
 
@@ -58,8 +59,9 @@ class Background(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Scenario(Struct, frozen=True, kw_only=True):
     """The settings of a simulation.
 
-    `models`: the model of each worker, by its id, from 0. `arrival_speed`: 2 halves the gaps
-    between requests.
+    `models`: the model of each worker, by its id, from 0. `layers`: those that are not full
+    attention, of hybrid models; `hides_classes`: routers learn of full attention only.
+    `arrival_speed`: 2 halves the gaps between requests.
 
     Lags are those of the bus: from an engine to a router (events, reports), and from a router to
     its peers. `tracks_output`: clients report each output block to the router. `reports_late`:
@@ -67,6 +69,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     """
 
     models: tuple[StepModel, ...]
+    layers: tuple[LayerGroups, ...] = ()
+    hides_classes: bool = False
     arrival_speed: Annotated[float, Meta(gt=0)] = 1.0
     event_lag_s: _Seconds = 0.05
     report_lag_s: _Seconds = 0.05

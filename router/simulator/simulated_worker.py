@@ -9,7 +9,7 @@ from router.core.registered_workers import registered_worker
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.events import LogMessage
 from router.protocol.loads import LoadReport, PolledLoad
-from router.protocol.values import SCHEME, Identity, Rank, Tier
+from router.protocol.values import SCHEME, U64_MAX, Identity, Rank, Tier
 from router.protocol.workers import WorkerRegistration
 from router.publisher.engine_metrics.loads import EngineLoad
 from router.publisher.engine_metrics.metrics import EngineMetrics
@@ -37,6 +37,7 @@ class SimulatedWorker:
         "_report_id",
         "_rng",
         "_scenario",
+        "_shows_classes",
         "_slowness",
         "engine",
         "worker_id",
@@ -85,6 +86,7 @@ class SimulatedWorker:
         self.engine: Engine | None = Engine(
             self._model,
             self._block_size,
+            layers=self._scenario.layers,
             reports_growth=self._scenario.tracks_output,
             disturbances=self._scenario.disturbances,
             rng=Random(self._rng.getrandbits(64)),
@@ -92,6 +94,9 @@ class SimulatedWorker:
         self.engine.slowness = self._slowness
         identity = Identity(SCHEME, self._block_size)
         self._journal = EventJournal(Rank(self.worker_id, 0), self._life, identity)
+        self._shows_classes = bool(self._scenario.layers) and not self._scenario.hides_classes
+        if self._shows_classes:
+            self._journal.set_layout(self.engine.checkpoints.layout)
 
     def fail(self, now_s: float) -> list[Work]:
         """Stop the engine; return the requests that were in it."""
@@ -122,6 +127,9 @@ class SimulatedWorker:
         progress = self.engine.advance()
         for work in (*progress.prefilled, *progress.recomputed):
             self._journal.stored(Tier.DEVICE, work.request.sequence_hashes, None)
+            if self._shows_classes:
+                for index, hashes in self.engine.checkpoints.by_class(work.kept):
+                    self._journal.class_stored(index, hashes)
         self._note_evicted(self.engine)
         return progress
 
@@ -184,5 +192,9 @@ class SimulatedWorker:
 
     def _note_evicted(self, engine: Engine) -> None:
         evicted = engine.cache.take_evicted()
-        if evicted:
-            self._journal.removed(Tier.DEVICE, evicted)
+        full = [name for name in evicted if name <= U64_MAX]
+        if full:
+            self._journal.removed(Tier.DEVICE, full)
+        if self._shows_classes:
+            for index, hashes in engine.checkpoints.by_class(evicted):
+                self._journal.class_removed(index, hashes)

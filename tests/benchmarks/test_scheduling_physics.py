@@ -2,6 +2,7 @@
 
 import pytest
 from scheduling import SPLITS
+from scheduling_hybrid import FLEETS, hybrid_cases, hybrid_cells, hybrid_rows
 from scheduling_physics import CANDIDATES, UNTUNED, Rival, cells, physics_cases, physics_rows
 from scheduling_sections import OURS, Plan
 
@@ -14,7 +15,8 @@ BEST = CANDIDATES[7]
 
 def summary(ttft_s):
     names = Summary.__struct_fields__
-    return Summary(**dict.fromkeys(names, 0) | {"ttft_mean_s": ttft_s, "e2e_mean_s": 2 * ttft_s})
+    figures = {"ttft_mean_s": ttft_s, "e2e_mean_s": 2 * ttft_s, "unserved": 0}
+    return Summary(**dict.fromkeys(names, 1) | figures)
 
 
 def replay(case):
@@ -65,4 +67,16 @@ def test_releases_look_at_other_seeds():
     look, release = (Plan("t", 5, (), 9, (), ("agents",), *split) for split in SPLITS.values())
     seeds = [{case.seed for case in physics_cases(plan, {})} for plan in (look, release)]
     assert not seeds[0] & seeds[1]
-    assert len(list(cells(look))) == len(PHYSICS)
+    assert len(list(cells(look))) == sum(not each.layers for each in PHYSICS.values())
+
+
+def test_rivals_know_full_attention_only_of_hybrid_models():
+    plan = Plan("trace", 1, (), 800, FLEETS[:1], ("multi-turn",), stride=12)
+    found = {}
+    while missing := [case for case in hybrid_cases(plan, found) if case not in found]:
+        found.update((case, replay(case)) for case in missing)
+    assert all(case.full_only for case in found if case.policy != OURS)
+    assert {case.full_only for case in found if case.policy == OURS} == {True, False}
+    assert {case.physics for case in found} == set(FLEETS[:1])
+    assert len(list(hybrid_rows(plan, found))) == 5
+    assert [cell.traffic for cell in hybrid_cells(plan)] == ["multi-turn", "8 × 16 rollouts"]

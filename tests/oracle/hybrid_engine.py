@@ -189,7 +189,13 @@ class HybridEngine:
         return events
 
     def next_end(self, request):
-        """States stand where a step ends: a prompt is split at its last boundary."""
+        """States stand where a step ends: a prompt is split at its junction and last boundary."""
+        end = self.next_boundary(request)
+        has_states = any(each.kind == "state" for each in self.groups)
+        is_inside = request.computed < request.junction < end
+        return request.junction if has_states and is_inside else end
+
+    def next_boundary(self, request):
         end = min(request.computed + self.chunk_tokens, len(request.tokens))
         last = (request.prompt_tokens - 1) // self.alignment * self.alignment
         if request.computed < last:
