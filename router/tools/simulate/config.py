@@ -62,9 +62,9 @@ class SimulateConfig(Struct, frozen=True, kw_only=True):
         about(
             "what engines do that no router knows, by name: plain (nothing), noise, stragglers, "
             "pauses, warm-up, preemption, deferring (prompts wait for room in a step, so that "
-            "equal ones are computed once), speculation, windows, states (hybrid models), background, lying, "
-            "lost, polled, silent, "
-            "everything, …; also the speed and number of workers where they are not given"
+            "equal ones are computed once), speculation, windows, states (both: hybrid models), "
+            "background, lying, lost, polled, silent, everything, …; also the "
+            "speed and number of workers where they are not given"
         ),
     ] = "plain"
     block_size: Annotated[
