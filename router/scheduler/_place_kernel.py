@@ -25,7 +25,7 @@ from router.sequence.active._booking_rows import (
     trie_at,
 )
 from router.sequence.active._booking_steps import reusable_blocks
-from router.sequence.active._prompt_trie import shared_way
+from router.sequence.active._prompt_trie import begun_with, shared_way
 from router.sequence.hashing._hash_kernel import prompt_hashes
 from router.sequence.rank_table import (
     BLOCK_SIZE,
@@ -100,14 +100,15 @@ def subtract_depths(
 ) -> None:
     """Subtract from NEW_BLOCKS the leading blocks that booked requests hold there.
 
-    Of a booked prompt, a hybrid model can resume no more than where its engine will leave a
-    checkpoint, which is not known before. So there only what can be resumed now is not new.
-    `depths`: scratch by slot, zeroed again.
+    Of a booked prompt, an engine with a hybrid model leaves a checkpoint at its end alone. So there
+    a prompt resumes after a booked one that it begins with, or where it can resume now: what it
+    shares with others up to their middle is new. `depths`: scratch by slot, zeroed again.
     """
     trie = trie_at(bookings)
-    node, position = shared_way(trie, hashes)
-    if not position:
+    last, shared = shared_way(trie, hashes)
+    if not shared:
         return
+    node, position = last, shared
     while node != ROOT:
         use = trie.nodes[node, FIRST_USE]
         while use:
@@ -117,7 +118,10 @@ def subtract_depths(
         position, node = trie.nodes[node, START], trie.nodes[node, PARENT]
     for i in range(len(places)):
         row, held = terms[places[i, 0]], depths[places[i, 1]]
-        row[NEW_BLOCKS] -= min(held, row[CACHED_BLOCKS]) if row[HYBRID] else held
+        if row[HYBRID] and held:
+            promised = float(begun_with(trie, places[i, 1], last, shared))
+            held = min(held, max(row[CACHED_BLOCKS], promised))
+        row[NEW_BLOCKS] -= held
     depths[:] = 0.0
 
 

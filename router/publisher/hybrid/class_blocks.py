@@ -19,7 +19,7 @@ from router.protocol.hybrid import Layout
 from router.protocol.values import HashArray
 from router.publisher.engine_events.batch import EngineRemoved, EngineStored, StoredRun
 from router.publisher.hybrid.groups import AttentionGroups
-from router.publisher.hybrid.placing import placed
+from router.publisher.hybrid.placing import BlockNames, placed
 from router.publisher.journal.consolidator import SourceJournal
 from router.publisher.normalizer.block_registry import BlockRegistry
 
@@ -66,7 +66,7 @@ class ClassBlocks:
         self._limit_blocks = limit_blocks
         self._queue: list[ClassPart] = []
         self._copies: dict[int, dict[int, int]] = {}
-        self._names: dict[int, int] = {}
+        self._names = BlockNames()
         self.unplaced: set[int] = set()
         self._doubtful: set[tuple[int, int]] = set()
         self._version = groups.version
@@ -107,7 +107,7 @@ class ClassBlocks:
         """Remove all blocks: the engine's cache on the device is empty."""
         self._queue.clear()
         self._copies.clear()
-        self._names.clear()
+        self._names = BlockNames()
         self.unplaced.clear()
         self._doubtful.clear()
         if self.layout is not None:
@@ -135,7 +135,7 @@ class ClassBlocks:
     def _name(self, event: EngineStored, hashes: list[int], registry: BlockRegistry) -> None:
         known = self._known(hashes, registry)
         if len(known) < len(hashes):
-            ends = registry.ends(event, self._groups.full_groups, self._names)
+            ends = registry.ends(event, self._groups.full_groups, self._names.by_hash)
             if ends is not None:
                 units = max(event.block_size // self._groups.unit_tokens, 1)
                 may_fill = not self._ends_inside(event.group)
@@ -152,11 +152,12 @@ class ClassBlocks:
 
     def _known(self, hashes: Sequence[int], registry: BlockRegistry) -> dict[int, int]:
         """Return the names of those hashes that any group has named."""
-        known = {each: self._names[each] for each in hashes if each in self._names}
+        names = self._names.by_hash
+        known = {each: names[each] for each in hashes if each in names}
         missing = [each for each in hashes if each not in known]
         for group in self._groups.full_groups if missing else ():
-            names, is_named, _ = registry.map.look(np.array(missing, np.uint64), group)
-            found = zip(missing, names.tolist(), is_named.tolist(), strict=True)
+            found_names, is_named, _ = registry.map.look(np.array(missing, np.uint64), group)
+            found = zip(missing, found_names.tolist(), is_named.tolist(), strict=True)
             known |= {each: name for each, name, is_known in found if is_known}
         return known
 
@@ -173,8 +174,8 @@ class ClassBlocks:
         last = max((place for place, each in enumerate(hashes) if each in held), default=0)
         if all(each in held for each in hashes[: last + 1]):
             return []
-        ends = registry.ends(event, self._groups.full_groups, self._names)
-        name = self._names.get(hashes[last])
+        ends = registry.ends(event, self._groups.full_groups, self._names.by_hash)
+        name = self._names.by_hash.get(hashes[last])
         if ends is None or name not in ends:
             return []
         is_again = self._is_repeated(hashes[last], registry) and self._stood_at(name, ends)
@@ -190,18 +191,18 @@ class ClassBlocks:
         """Return whether every class held what a hit at a block of a span needs.
 
         Blocks before the span count as held. A block that the engine drops of every hit may be
-        computed again, at the begin of a span.
+        computed again, at the begin of a span. O(blocks of the span and of a window).
         """
         layout = self._groups.layout
         assert layout is not None
-        end, hash_of = ends.index(name) + 1, {each: key for key, each in self._names.items()}
+        end = ends.index(name) + 1
         for index, shape in enumerate(layout.classes):
             units = shape.block_tokens // self._groups.unit_tokens
             if (shape.is_eagle or layout.is_full_eagle) and end <= self._groups.most_units:
                 return False
             need = -(-(shape.span_tokens - 1) // shape.block_tokens) if shape.span_tokens else 1
             places = range(end, max(end - need * units, 0), -units)
-            wanted = [hash_of.get(ends[place - 1]) for place in places]
+            wanted = [self._names.hash_of(ends[place - 1]) for place in places]
             for group in self._groups.groups_of(index):
                 copies = self._copies.get(group, {})
                 if shape.kind != "tail" and not all(each in copies for each in wanted):
@@ -223,12 +224,12 @@ class ClassBlocks:
     def _withdraw(self, group: int, gone: list[int]) -> None:
         """Remove blocks from the class of a group, and forget those that no group holds."""
         class_index = self._groups.class_of.get(group)
-        names = [self._names[each] for each in gone if each in self._names]
+        names = [self._names.by_hash[each] for each in gone if each in self._names.by_hash]
         if class_index is not None and names:
             self._journal.class_removed(class_index, self._bus_names(names))
         for each in gone:
             if not any(each in held for held in self._copies.values()):
-                self._names.pop(each, None)
+                self._names.forget((each,))
                 self.unplaced.discard(each)
 
     def _publish_held(self, group: int, hashes: Iterable[int]) -> None:
@@ -237,10 +238,11 @@ class ClassBlocks:
         if class_index is None:
             return
         all_held = [self._copies.get(each, {}) for each in self._groups.groups_of(class_index)]
+        by_hash = self._names.by_hash
         names = [
-            self._names[each]
+            by_hash[each]
             for each in hashes
-            if each in self._names and all(each in held for held in all_held)
+            if each in by_hash and all(each in held for held in all_held)
         ]
         if names:
             self._journal.class_stored(class_index, self._bus_names(names))
@@ -279,28 +281,30 @@ class ClassBlocks:
 
     def saved(self) -> SavedClasses:
         """Return the state, for `load`. It must be encoded before any other call."""
-        return SavedClasses(self._copies, self._names, self._doubtful)
+        return SavedClasses(self._copies, self._names.by_hash, self._doubtful)
 
     def load(self, saved: SavedClasses) -> None:
         """Restore a state, and publish it. O(blocks)."""
         self._copies = saved.copies
-        self._names = saved.names
+        self._names = BlockNames(saved.names)
         self._doubtful = saved.doubtful
         held = {each for group in self._copies.values() for each in group}
-        self.unplaced = {each for each in held if each not in self._names}
+        self.unplaced = {each for each in held if each not in self._names.by_hash}
         self._lay_out()
 
     def check_invariants(self) -> None:
         """Assert the invariants in the class's docstring. O(blocks)."""
         assert not self._queue
         held = {each for group in self._copies.values() for each in group}
-        assert self._names.keys() <= held
-        assert self.unplaced == held - self._names.keys()
+        names = self._names.by_hash
+        assert names.keys() <= held
+        assert {self._names.hash_of(each) for each in names.values()} <= names.keys()
+        assert self.unplaced == held - names.keys()
         for index in set(self._groups.class_of.values()):
             groups = [self._copies.get(each, {}) for each in self._groups.groups_of(index)]
             common = set(groups[0]).intersection(*groups[1:])
-            names = [self._names[each] for each in common if each in self._names]
-            assert set(self._bus_names(names).tolist()) == set(
+            placed_names = [names[each] for each in common if each in names]
+            assert set(self._bus_names(placed_names).tolist()) == set(
                 self._journal.held_in_class(index).tolist()
             )
 

@@ -7,7 +7,38 @@ so most hashes are known. In vLLM every run of kept blocks ends where a block of
 (`single_type_kv_cache_manager.py`), so that an unknown hash stands directly left of its neighbour.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+
+class BlockNames:
+    """The name of each engine hash, and the engine hash of each name. O(1) for each.
+
+    `by_hash` is read only. Of engine hashes with one name, the last is found by it.
+    """
+
+    __slots__ = ("_hashes", "by_hash")
+
+    def __init__(self, by_hash: Mapping[int, int] | None = None) -> None:
+        self.by_hash: dict[int, int] = {}
+        self._hashes: dict[int, int] = {}
+        self.update(by_hash or {})
+
+    def update(self, by_hash: Mapping[int, int]) -> None:
+        """Add names of engine hashes, or replace them."""
+        self.forget(each for each, name in by_hash.items() if self.by_hash.get(each, name) != name)
+        self.by_hash.update(by_hash)
+        self._hashes.update((name, each) for each, name in by_hash.items())
+
+    def forget(self, hashes: Iterable[int]) -> None:
+        """Remove the names of engine hashes; unknown ones are ignored."""
+        for each in hashes:
+            name = self.by_hash.pop(each, None)
+            if name is not None and self._hashes.get(name) == each:
+                del self._hashes[name]
+
+    def hash_of(self, name: int) -> int | None:
+        """Return the engine hash of a name. Returns None if there is none."""
+        return self._hashes.get(name)
 
 
 def placed(

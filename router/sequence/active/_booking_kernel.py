@@ -92,6 +92,7 @@ from router.sequence.active._booking_steps import (
 )
 from router.sequence.active._prompt_trie import (
     add_prompt,
+    begun_with,
     free_prompts,
     has_room,
     release_prompt,
@@ -138,6 +139,8 @@ def book(
     trie.prompts[prompt, HASHES] = np.int64(hashes.ctypes.data)
     trie.prompts[prompt, REFERENCES] = 1
     row, shared_before = bookings[booking], load[SHARED_BLOCKS]
+    is_hybrid = ranks[slot, table.HYBRID]  # it resumes after a whole prompt, not in the middle
+    begun_blocks = begun_with(trie, slot, node, position) if is_hybrid else 0
     row[SLOT], row[PROMPT] = slot, prompt
     row[END] = add_prompt(trie, slot, prompt, len(hashes), node, position)
     row[IN_FLIGHT_BLOCKS] = len(hashes) - (load[SHARED_BLOCKS] - shared_before)
@@ -146,9 +149,8 @@ def book(
     tokens = max(isl_tokens - cached_tokens, 0)
     row[PREFILL_TOKENS], row[STAGE] = tokens, QUEUED
     figures, sums = booked(state)[booking], figures_of(state, SLOT_FIGURES, SLOT_FIGURES_COLUMNS)
-    in_flight = 0.0
-    if not ranks[slot, table.HYBRID]:  # else earlier prompts may leave no place to resume this one
-        in_flight = reusable_blocks(row[IN_FLIGHT_BLOCKS], isl_tokens, block_size, 0)
+    in_flight = float(begun_blocks if is_hybrid else row[IN_FLIGHT_BLOCKS])
+    in_flight = reusable_blocks(in_flight, isl_tokens, block_size, 0)
     left = min(tokens, isl_tokens - in_flight * block_size)
     row[UNSHARED_TOKENS] = left
     figures[CONTEXTS] = left * (isl_tokens - left / 2)

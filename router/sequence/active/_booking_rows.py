@@ -49,7 +49,8 @@ NODE_COLUMNS = 13
 NODE, SLOT, REQUESTS_HERE = 0, 1, 2
 DISCOUNT_MICRO = 3  # subtracted from each block, if one request of the slot holds it
 NEXT_USE, PREVIOUS_USE = 4, 5
-USE_COLUMNS = 6
+ENDS_HERE = 6  # requests of the slot that end there
+USE_COLUMNS = 7
 
 # Columns of a prompt: the address of its hashes, and the number of nodes and bookings with it.
 HASHES, REFERENCES, NEXT_FREED = 0, 1, 2

@@ -21,6 +21,7 @@ from router.sequence.active._booking_rows import (
     DISCOUNT_MICRO,
     END,
     ENDS,
+    ENDS_HERE,
     FIRST_HASH,
     FIRST_USE,
     FREED_PROMPTS,
@@ -87,6 +88,21 @@ def _shared_end(trie: Trie, node: int, hashes: Words) -> int:
         else:
             high = middle
     return int(low)
+
+
+@device
+def begun_with(trie: Trie, slot: int, node: int, position: int) -> int:
+    """Return the end of the longest booked prompt of a slot that a prompt begins with.
+
+    `node`, `position`: the prompt's shared way. 0: there is none. O(nodes on its path).
+    """
+    while node != ROOT:
+        if position == trie.nodes[node, END]:
+            use = find(trie.places, node, slot)
+            if use and trie.uses[use, ENDS_HERE]:
+                return position
+        position, node = trie.nodes[node, START], trie.nodes[node, PARENT]
+    return 0
 
 
 @device
@@ -313,6 +329,7 @@ def add_prompt(trie: Trie, slot: int, prompt: int, length: int, node: int, posit
             _discount(trie, use, 0)
             was_light = True
         trie.uses[use, REQUESTS_HERE] += 1
+        trie.uses[use, ENDS_HERE] += node == end
         node = trie.nodes[node, PARENT]
     if was_light:  # runs may be split for their weights alone
         _tidy(trie, end)
@@ -327,6 +344,7 @@ def remove_prompt(trie: Trie, slot: int, end: int) -> None:
     while node != ROOT:
         use = find(trie.places, node, slot)
         trie.uses[use, REQUESTS_HERE] -= 1
+        trie.uses[use, ENDS_HERE] -= node == end
         if not trie.uses[use, REQUESTS_HERE]:
             _discount(trie, use, 0)
             _drop_use(trie, use)

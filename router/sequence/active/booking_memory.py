@@ -18,6 +18,7 @@ from router.sequence.active._booking_rows import (
     DISCOUNT_MICRO,
     END,
     ENDS,
+    ENDS_HERE,
     FIRST_TOKEN_COLUMNS,
     FIRST_TOKEN_SLOT,
     FIRST_TOKENS,
@@ -153,15 +154,20 @@ class BookingMemory:
         """Assert that nodes count the bookings through them; count references to prompts."""
         nodes, bookings = self.rows(NODES), self.rows(BOOKINGS)
         left, ends = dict(requests), dict.fromkeys(self._live(NODES), 0)
+        uses, ends_here = self.rows(USES), dict.fromkeys(requests, 0)
         for booking in self._live(BOOKINGS):
             slot, node = int(bookings[booking, 0]), int(bookings[booking, 1])
             references[int(bookings[booking, 2])] += 1
             ends[node] += 1
+            if node != ROOT:
+                ends_here[node, slot] += 1
             while node != ROOT:
                 left[node, slot] -= 1
                 node = int(nodes[node, PARENT])
         assert not any(left.values())
         assert all(nodes[node, ENDS] == count for node, count in ends.items())
+        for use in self._live(USES):
+            assert uses[use, ENDS_HERE] == ends_here[int(uses[use, NODE]), int(uses[use, SLOT])]
 
     def _live(self, kind: int) -> list[int]:
         """Return the rows of a kind that are in use, in order."""

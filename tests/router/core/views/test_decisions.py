@@ -177,20 +177,32 @@ def test_bookings_expect_what_can_be_resumed(world):
     assert load.active_prefill_tokens == 2 * (len(PROMPT) - 4 * BLOCK_SIZE)
 
 
-def test_prompts_in_flight_on_a_hybrid_rank_promise_nothing(world):
+def new_blocks(world, worker_id, prompt):
+    request = SelectRequest(token_ids=prompt, allowed_worker_ids=[worker_id])
+    placement = world.core.handle(Select(request, prepare(request, ())), 0.0)[0]
+    return placement.choice.table.column(NEW_BLOCKS).tolist()
+
+
+def test_a_prompt_in_flight_on_a_hybrid_rank_promises_its_end_alone(world):
+    """Its engine leaves a checkpoint there; full attention and the index have four blocks."""
     cache_hybrid(world, 1, 9, slice(2, 4))
     cache(world, 2, 4)
-    new_blocks = {}
     for worker_id in (1, 2):
         for request_id in ("x", "y"):
             world.book(f"{request_id}{worker_id}", PROMPT, allowed_worker_ids=[worker_id])
-        request = SelectRequest(token_ids=PROMPT, allowed_worker_ids=[worker_id])
-        placement = world.core.handle(Select(request, prepare(request, ())), 0.0)[0]
-        new_blocks[worker_id] = placement.choice.table.column(NEW_BLOCKS).tolist()
-    left_tokens = len(PROMPT) - 4 * BLOCK_SIZE
-    assert new_blocks == {1: [BLOCKS - 4], 2: [0]}
+    left_tokens = len(PROMPT) - 4 * BLOCK_SIZE + BLOCK_SIZE
     queued = [world.core.ranks.row(rank(each))[QUEUED_TOKENS] for each in (1, 2)]
-    assert queued == [2 * left_tokens, left_tokens + BLOCK_SIZE]
+    assert queued == [left_tokens, left_tokens]
+    other_end = [*PROMPT[:-BLOCK_SIZE], *[99] * BLOCK_SIZE]
+    assert [new_blocks(world, each, PROMPT) for each in (1, 2)] == [[0], [0]]
+    assert [new_blocks(world, each, other_end) for each in (1, 2)] == [[BLOCKS - 4], [1]]
+
+
+def test_a_prompt_on_a_hybrid_rank_goes_on_where_a_shorter_one_in_flight_ends(world):
+    cache_hybrid(world, 1, 9, slice(2, 4))
+    world.book("x", PROMPT[: 8 * BLOCK_SIZE], allowed_worker_ids=[1])
+    world.book("z", [*PROMPT[: 9 * BLOCK_SIZE], *[99] * BLOCK_SIZE], allowed_worker_ids=[1])
+    assert new_blocks(world, 1, PROMPT) == [BLOCKS - 8]
 
 
 def test_a_rank_is_hybrid_from_its_first_batch_on(world):
