@@ -25,6 +25,7 @@ PARTS = [
 ]
 NOT_RUN = [*PAGES, *sorted(str(path.relative_to(ROOT)) for path in PARTS)]
 PAGE_S = 400
+LONG = {"docs/migration.md"}  # it starts eight routers
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(shutil.which("jq") is None, reason="no jq here"),
@@ -55,7 +56,10 @@ def environment():
     return os.environ | small | {"PATH": path, "PYTHONPATH": str(ROOT)}
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in RUN],
+)
 def test_commands_of_a_page_run(name, fleet, tmp_path):
     ports = dict(fleet)
     text = re.sub(

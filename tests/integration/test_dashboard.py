@@ -262,6 +262,7 @@ async def test_silent_worker_appears_on_the_timeline(page, fleet):
     await page.until("document.querySelectorAll('#workers tbody tr').length === 2")
 
 
+@pytest.mark.long
 async def test_page_reconnects_to_a_restarted_router(page, fleet):
     await page.page.evaluate(NOTES_WHAT_IT_SAYS)  # it may be over before it is read
     os.kill(fleet.router.pid, signal.SIGKILL)

@@ -48,6 +48,7 @@ async def until_booked(up, requests):
     await eventually(are_booked)
 
 
+@pytest.mark.long
 async def test_openai_clients_are_served_alike(up):
     await asyncio.to_thread(_with_its_blocking_client, up)
     async with AsyncOpenAI(**options(up)) as ai:
