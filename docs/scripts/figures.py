@@ -120,6 +120,26 @@ def systems() -> dict[str, Counts]:
     return {SYSTEMS.get(name, name): exactness(name) for name in read("conformance")["totals"]}
 
 
+def hybrid_answers() -> list[tuple[str, int, dict[str, tuple[int, int, int]]]]:
+    """Return the streams of hybrid models in `conformance`: prompts that were asked, and answers.
+
+    Answers, by system: how many are right, too many blocks, too few.
+    """
+    found = []
+    for each in read("conformance")["cells"]:
+        if each["cause"].startswith("a hybrid model"):
+            given = {name: _compared(answer["answers"]) for name, answer in each["systems"].items()}
+            found.append((each["scenario"], sum(given["ours"]), given))
+    return found
+
+
+def _compared(answers: list[dict[str, list[int]]]) -> tuple[int, int, int]:
+    pairs = [pair for each in answers for pair in zip(each["counts"], each["truth"], strict=True)]
+    more = sum(count > truth for count, truth in pairs)
+    less = sum(count < truth for count, truth in pairs)
+    return len(pairs) - more - less, more, less
+
+
 def scored() -> int:
     """Return the number of scenarios of `conformance` that can be right or wrong."""
     return sum(total("conformance", "ours", key) for key in ("right", "said", "wrong"))
@@ -178,7 +198,10 @@ def _environment() -> jinja2.Environment:
     )
     made.globals |= {
         each.__name__: each
-        for each in (row, rows, total, exactness, systems, scored, facts, code, setting, given)
+        for each in (
+            *(row, rows, total, exactness, systems, scored, hybrid_answers),
+            *(facts, code, setting, given),
+        )
     }
     made.filters["n"] = number
     return made
