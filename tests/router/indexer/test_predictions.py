@@ -101,6 +101,17 @@ def test_without_events_trust_is_approximate_and_no_checkpoint_is_requested(gues
     assert not guessing.core.reads_events
 
 
+def test_without_events_a_hybrid_model_is_unknown_and_estimates_are_of_full_attention(guessing):
+    """Its engine resumes a prompt after the whole of an earlier one, and not in the middle."""
+    chosen = guessing.book("x", PROMPT)[0].rank
+    shorter, longer = PROMPT[:36], [*PROMPT, *PROMPT]
+    for prompt, blocks in ((longer, 10), (shorter, 9)):
+        found = guessing.select(prompt, allowed_worker_ids=[chosen.worker_id])
+        assert found.choice.chosen.overlap_blocks == blocks
+    assert guessing.core.trust(chosen, 0.0).state is TrustState.APPROXIMATE
+    assert guessing.core.index.layout(chosen) is None
+
+
 def test_without_events_dumps_are_estimates(guessing):
     placement, _ = guessing.book("x", PROMPT)
     [(scope, blocks)] = guessing.core.dump()
