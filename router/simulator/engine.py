@@ -17,8 +17,7 @@ from random import Random
 from msgspec.structs import replace
 
 from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
-from router.simulator.block_cache import BlockCache
-from router.simulator.checkpoints import Checkpoints, LayerGroups
+from router.simulator.block_cache import BlockCache, Checkpoints, LayerGroups
 from router.simulator.disturbances import CALM, Disturbances, StepLoad, StepTimes
 from router.simulator.engine_model import Chunk, StepModel
 from router.simulator.engine_runs import EngineCounters, ObservedEngine, Progress, Run, Work

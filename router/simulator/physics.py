@@ -10,7 +10,7 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.simulator.checkpoints import LayerGroups
+from router.simulator.block_cache import LayerGroups
 from router.simulator.disturbances import CALM, Disturbances
 from router.simulator.engine_model import (
     MockerTiming,

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from router.simulator.checkpoints import LayerGroups
+from router.simulator.block_cache import LayerGroups
 from router.simulator.disturbances import CALM, Disturbances
 from router.simulator.engine_model import StepModel
 

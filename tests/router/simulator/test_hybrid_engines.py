@@ -9,7 +9,7 @@ from xxhash import xxh3_64_intdigest
 from oracle.hybrid import cached_tokens
 from oracle.hybrid_engine import UNIT_TOKENS, HybridEngine, Layers
 from router.protocol.values import Rank
-from router.simulator.checkpoints import Checkpoints, LayerGroups
+from router.simulator.block_cache import Checkpoints, LayerGroups
 from router.simulator.engine import Engine
 from router.simulator.engine_model import llama_8b
 from router.simulator.engine_runs import Work
