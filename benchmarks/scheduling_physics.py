@@ -204,8 +204,9 @@ def _row(cell: Cell, found: Found, field: str) -> Row:
 
 
 def replayed_rivals(cell: Cell, found: Found, untuned: Sequence[Rival]) -> list[Rival]:
-    """Return the untuned rivals, and those that were chosen."""
-    return [*untuned, *(rival for rival in CANDIDATES if cell.cases(rival)[0] in found)]
+    """Return the untuned rivals, and those that were chosen: replayed with every seed."""
+    chosen = (each for each in CANDIDATES if all(case in found for case in cell.cases(each)))
+    return [*untuned, *chosen]
 
 
 def score(cell: Cell, found: Found, rival: Rival, field: str) -> float:

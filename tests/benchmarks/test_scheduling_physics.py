@@ -71,7 +71,7 @@ def test_releases_look_at_other_seeds():
 
 
 def test_rivals_know_full_attention_only_of_hybrid_models():
-    plan = Plan("trace", 1, (), 800, FLEETS[:1], ("multi-turn",), stride=12)
+    plan = Plan("trace", 2, (), 800, FLEETS[:1], ("multi-turn",), stride=12)
     found = {}
     while missing := [case for case in hybrid_cases(plan, found) if case not in found]:
         found.update((case, replay(case)) for case in missing)
