@@ -34,6 +34,7 @@ to try it
 to run it
   serve     the router: for a fleet on NATS, for engines registered over HTTP, or both
   forward   an OpenAI endpoint: a router selects the worker of each request; streams the response
+  epp       an endpoint picker for gateways (Envoy's ext_proc), such as those of InferencePools
   indexer   only the index of the blocks that each rank holds
   health    exits with 0 if this container's process is alive; for its HEALTHCHECK
 to look inside
@@ -147,6 +148,16 @@ def _forward(arguments: Sequence[str]) -> int:
     )
 
 
+def _epp(arguments: Sequence[str]) -> int:
+    from router.forward.config import EppConfig, load_forward
+    from router.forward.service import ForwardService
+
+    return _run(
+        lambda: load_forward(arguments, os.environ, EppConfig),
+        lambda config, _: ForwardService(config),
+    )
+
+
 def _run(
     load: Callable[[], Loaded[C]], service_of: Callable[[C, Mapping[str, str]], _Service[C]]
 ) -> int:
@@ -174,8 +185,9 @@ def _health(arguments: Sequence[str]) -> int:
     command, *options = list(arguments) or started_with("kv-router") or ["serve"]
     if command == "indexer":
         return health(options, os.environ, INDEXER_PREFIX, 8090)
-    if command == "forward":
-        return health(options, os.environ, FORWARD_PREFIX, 8000)
+    if command in ("forward", "epp"):
+        port = 8000 if command == "forward" else 9090
+        return health(options, os.environ, FORWARD_PREFIX, port)
     return health(options, os.environ, ROUTER_PREFIX, 8092)
 
 
@@ -199,4 +211,5 @@ _OWN: Mapping[str, Command] = {
     "up": _up,
     "indexer": _indexer,
     "forward": _forward,
+    "epp": _epp,
 }

@@ -127,6 +127,25 @@ class Reservation:
         for _ in range(blocks):
             self._report(OUTPUT_BLOCK, "output_block")
 
+    def keep(self) -> None:
+        """Report that the request is still answered, for callers that see no tokens.
+
+        Without any progress for long, the router would free it.
+        """
+        self._is_first_noted = True
+        self._report(PREFILL_COMPLETE, "prefill_complete")
+
+    async def move(self, worker_id: int, dp_rank: int) -> None:
+        """Book the request on another rank, which serves it, and free the first booking.
+
+        Raises KvRouterError; then nothing is booked.
+        """
+        former = ReservationStep(step="free", request_id=self.request_id)
+        self._reports.report(Step(former, lambda _: None, is_repeatable=True))
+        self.request_id = f"{self.request_id[:240]}-moved"
+        self.decision = structs.replace(self.decision, worker_id=worker_id, dp_rank=dp_rank)
+        await self._book_again()
+
     def leave(self) -> asyncio.Future[None]:
         """Free the reservation, with `usage`.
 

@@ -8,6 +8,7 @@ from msgspec import Struct, structs
 from router.config.core import every_policy
 from router.config.dynamo_aliases import ALIASES, PREFIX, REFUSED
 from router.config.openai import OpenAiConfig, check_engines
+from router.config.picker import PickerConfig, check_picker
 from router.config.queue import policy_file_text
 from router.config.router import RouterConfig
 from router.runtime.process.aliases import check_variables
@@ -206,11 +207,27 @@ RULES: tuple[ConflictRule, ...] = (
         ConflictRule(
             each.name,
             "openai_port",
-            lambda c: not c.openai_port,
-            "it is a setting of the OpenAI endpoint, which is off",
+            lambda c: not c.openai_port and not c.epp_port,
+            "it is a setting of the OpenAI endpoint and the endpoint picker, which are off",
         )
         for each in settings_of(OpenAiConfig())
         if each.name != "openai_port"
+    ),
+    ConflictRule(
+        "epp_port",
+        "shadow",
+        lambda c: c.epp_port > 0 and c.shadow,
+        "a shadow router places no request of its own",
+    ),
+    *(
+        ConflictRule(
+            each.name,
+            "epp_port",
+            lambda c: not c.epp_port,
+            "it is a setting of the endpoint picker, which is off",
+        )
+        for each in settings_of(PickerConfig())
+        if each.name != "epp_port"
     ),
 )
 """The rules, in no particular order."""
@@ -222,6 +239,7 @@ def check_router(config: RouterConfig, sources: Mapping[str, str]) -> None:
     check_security(config, config.security, config.block_keys, sources)
     check_engines(config.openai.engines, config.openai.prefill)
     _ = config.openai.completions.origins  # raises for an invalid one
+    check_picker(config.picker)
     check_nats_url("dynamo_nats_url", config.dynamo.dynamo_nats_url)
     _ = config.placement.tracking_key
     _ = config.queue.from_zero

@@ -9,6 +9,7 @@ from router.config.capacity import CapacityConfig
 from router.config.discovery import AttachConfig, DiscoveryConfig, DynamoConfig
 from router.config.observability import ObservabilityConfig
 from router.config.openai import OpenAiConfig
+from router.config.picker import PickerConfig
 from router.config.placement import PlacementConfig
 from router.config.policy import PolicyConfig
 from router.config.queue import QueueConfig
@@ -127,6 +128,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     discovery: DiscoveryConfig = DiscoveryConfig()
     dynamo: DynamoConfig = DynamoConfig()
     openai: OpenAiConfig = OpenAiConfig()
+    picker: PickerConfig = PickerConfig()
 
     @property
     def router_id(self) -> int:

@@ -1,6 +1,5 @@
 """Requests of all generating APIs: admission, parsing, forwarding, counting."""
 
-import asyncio
 import re
 
 import msgspec
@@ -8,32 +7,19 @@ import msgspec
 from router.errors import InvalidFieldError, KvRouterError
 from router.forward.apis.api import APIS
 from router.forward.apis.forms import FORM
-from router.forward.apis.media_names import with_own_names
 from router.forward.apis.passed import PASSED
 from router.forward.config import ForwardConfig
 from router.forward.cors import Cors
 from router.forward.errors import ModelNotFoundError, error_response, error_status
-from router.forward.headers import DROPPED_FIELDS, REQUEST_ID, client_key
+from router.forward.headers import DROPPED_FIELDS, REQUEST_ID
 from router.forward.kept_routes import BEFORE_ID, KeptRoutes, kept_routes
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.permitted_fields import permitted
-from router.forward.placement import (
-    PromptTokens,
-    RequestPlacement,
-    partition_of,
-    with_tokens,
-)
+from router.forward.preparation import Preparation, PreparedRequest, read_request
 from router.forward.push import Forwarder, ForwardRequest
-from router.forward.request_body import (
-    CompletionRequest,
-    read_completion_request,
-    read_passed_request,
-)
-from router.forward.request_templates import RequestTemplate, read
+from router.forward.request_body import CompletionRequest
+from router.forward.request_templates import RequestTemplate
 from router.forward.resilience.worker_list import WorkerList
-from router.forward.sessions import SeenIds
-from router.forward.tokenizer.tokenization import Tokenization
-from router.protocol.requests import SelectRequest
 from router.runtime.http_server.admission import Admission, AdmissionLimits
 from router.runtime.http_server.exchange import (
     JSON,
@@ -45,7 +31,6 @@ from router.runtime.http_server.exchange import (
 )
 from router.runtime.http_server.write_batch import WriteBatch
 from router.runtime.process.errors import MalformedBodyError
-from router.runtime.process.json_bodies import THREAD_BYTES
 from router.scheduler.errors import NoEndpointsError
 
 _SHOWABLE = re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch
@@ -67,9 +52,8 @@ class Completions:
 
     def __init__(
         self,
-        config: ForwardConfig,
         push: Forwarder,
-        tokenizing: Tokenization,
+        preparation: Preparation,
         metrics: ForwardMetrics,
         admission: Admission,
         roster: WorkerList,
@@ -95,18 +79,11 @@ class Completions:
             for path, route in PASSED.items()
         }
         self._push = push
-        self._tokenizing = tokenizing
+        self._preparation = preparation
         self._metrics = metrics
         self._roster = roster
         self._cors = cors
-        self._placing = RequestPlacement(
-            config.completions.routing_group,
-            config.completions.mode == "direct",
-            config.router.max_wait_s,
-            SeenIds(),
-            roster.names,
-        )
-        self._kept = KeptRoutes(push.kept, self._placing, push, roster)
+        self._kept = KeptRoutes(push.kept, preparation.placing, push, roster)
         self._kept_routes = kept_routes(self._kept.answer)
 
     def reconfigure(self, config: ForwardConfig) -> None:
@@ -119,7 +96,7 @@ class Completions:
 
     def tokenizers(self) -> dict[str, object]:
         """Return what engines and this process make of prompts, for `/ready`."""
-        return {"tokenizers": self._tokenizing.described()}
+        return {"tokenizers": self._preparation.tokenizing.described()}
 
     def find(self, method: str, path: str) -> HotRoute | None:
         """Return the route of a generating API, or of a response; None for others."""
@@ -159,18 +136,14 @@ class Completions:
             words = None  # its engine bodies have these fields
             self._note_dropped(call, dropped)
         headers = (*call.head.pairs, *call.traces) if call.traces else call.head.pairs
-        request = self._placing.request_in(words, asked, headers, call.caller)
+        request = self._preparation.placing.request_in(words, asked, headers, call.caller)
         request = self._kept.pinned(asked, request)
-        asked = await _with_own_names(asked, call.caller.tenant)
-        if asked.path in PASSED:
-            tokens = self._push.sizes.estimated(asked)
-        else:
-            key = client_key(headers)
-            tokens = await self._tokenizing.tokens(asked, partition_of(request), key)
-        request = with_tokens(request, tokens)
+        tenant = call.caller.tenant
+        prepared = await self._preparation.prepared(asked, request, headers, tenant)
+        asked, request, tokens = prepared.asked, prepared.request, prepared.tokens
         try:
             if asked.is_query:
-                return await self._placement_only(asked, tokens, request, call)
+                return await self._placement_only(prepared, call)
             counted = len(tokens.token_ids) if tokens.are_counted else None
             is_whole = tokens.are_certain and tokens.block_mm_infos is None
             errand = ForwardRequest(
@@ -204,14 +177,9 @@ class Completions:
         said = f"{len(names)} dropped; no tenant may send {', '.join(shown) or 'them'}"
         call.own_lines += encoded_headers([(DROPPED_FIELDS, said.encode("ascii"))])
 
-    async def _placement_only(
-        self,
-        asked: CompletionRequest,
-        tokens: PromptTokens,
-        request: SelectRequest,
-        call: Exchange,
-    ) -> Ended:
+    async def _placement_only(self, prepared: PreparedRequest, call: Exchange) -> Ended:
         """Send the placement of a request, and its tokens, which the client may reuse."""
+        asked, request, tokens = prepared.asked, prepared.request, prepared.tokens
         decision = await self._push.router.select(request)
         prefill = await self._push.prefill.place(request)
         place = {"decode_worker_id": decision.worker_id, "decode_dp_rank": decision.dp_rank}
@@ -227,29 +195,12 @@ class Completions:
 
 
 async def _read(call: Exchange) -> tuple[CompletionRequest, RequestTemplate | None]:
-    """Parse a call's body. Returns also its cached template, or None.
-
-    A long body is parsed on another thread, so that other requests are served meanwhile.
-    """
-    body, head = call.body(), call.head
-    path = head.route.path
-    if path in PASSED:
-        kind = head.headers.get(b"content-type", b"")
-        if len(body) > THREAD_BYTES:
-            return await asyncio.to_thread(read_passed_request, path, body, kind), None
-        return read_passed_request(path, body, kind), None
-    if len(body) > THREAD_BYTES:
-        return await asyncio.to_thread(read_completion_request, path, body), None
+    """Parse a call's body. Returns also its cached template, or None."""
+    head = call.head
     if head.derived is None and head.is_repeated:
         head.derived = []
-    return read(path, body, head.derived)
-
-
-async def _with_own_names(asked: CompletionRequest, tenant: str | None) -> CompletionRequest:
-    """Return a tenant's request with names of its own for its images."""
-    if tenant is not None and asked.size_bytes > THREAD_BYTES:
-        return await asyncio.to_thread(with_own_names, asked, tenant)
-    return with_own_names(asked, tenant)
+    kind = head.headers.get(b"content-type", b"")
+    return await read_request(head.route.path, call.body(), kind, head.derived)
 
 
 def _id_line(call: Exchange) -> bytes:

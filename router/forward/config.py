@@ -11,6 +11,7 @@ from router.config.openai import (
     PrefillConfig,
     check_engines,
 )
+from router.config.picker import PickerConfig, check_picker
 from router.errors import ConfigError
 from router.protocol.index_service import is_http_url
 from router.protocol.subjects import NAMESPACE_PATTERN
@@ -78,6 +79,7 @@ class ForwardConfig(Struct, frozen=True, kw_only=True):
     completions: CompletionConfig = CompletionConfig()
     engines: EngineConfig = EngineConfig()
     prefill: PrefillConfig = PrefillConfig()
+    picker: PickerConfig = PickerConfig()
     max_connections: Annotated[
         int, about("connections of clients; beyond that, 503 and closed", ge=1)
     ] = 8192
@@ -91,17 +93,29 @@ class ForwardConfig(Struct, frozen=True, kw_only=True):
         return self.prefill.disaggregation == "auto" and self.completions.mode == "push"
 
 
+class EppConfig(ForwardConfig, frozen=True, kw_only=True):
+    """All settings of the process of an endpoint picker, with its ports by default."""
+
+    http: HttpServerConfig = HttpServerConfig(http_port=9090)
+    picker: PickerConfig = PickerConfig(epp_port=9002, epp_health_port=9003)
+
+
 _FILES = ("router_token_file", "router_tls_ca_file", "router_tls_cert_file", "router_tls_key_file")
 
 
-def load_forward(arguments: Sequence[str], environment: Mapping[str, str]) -> Loaded[ForwardConfig]:
+def load_forward(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    config_type: type[ForwardConfig] = ForwardConfig,
+) -> Loaded[ForwardConfig]:
     """Load the settings from flags, environment and file. Raises ConfigError."""
-    loaded = load_with_sources(ForwardConfig, arguments, environment, FORWARD_PREFIX)
+    loaded = load_with_sources(config_type, arguments, environment, FORWARD_PREFIX)
     config, router = loaded.config, loaded.config.router
     check_security(config, config.security, config.block_keys, loaded.sources)
     for key in _FILES:
         check_readable(key, getattr(router, key))
     check_engines(config.engines, config.prefill)
+    check_picker(config.picker)
     _ = config.completions.origins  # raises for an invalid one
     if not is_http_url(router.router_url):
         raise ConfigError("router_url", repr(router.router_url), "http://host:port, or https://…")
@@ -131,6 +145,7 @@ def in_router(config: "RouterConfig") -> ForwardConfig:
         completions=openai.completions,
         engines=openai.engines,
         prefill=openai.prefill,
+        picker=config.picker,
         max_connections=config.service.max_connections,
         drain_s=config.service.drain_s,
     )

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Coroutine, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from router.client import ClientSettings, Retries, RouterClient
 from router.forward.apis.kept_responses import KeptResponses
@@ -26,14 +26,17 @@ from router.forward.metrics import (
     PREFIX,
     ForwardMetrics,
 )
+from router.forward.placement import RequestPlacement
 from router.forward.prefill.peer_events import PrefillEvents
 from router.forward.prefill.pools import PrefillPools
 from router.forward.prefill.remote_prefill import RemotePrefill
 from router.forward.prefill.router import PrefillRouter
+from router.forward.preparation import Preparation
 from router.forward.push import Forwarder
 from router.forward.resilience.circuit_breaker import BreakerLimits, CircuitBreaker
 from router.forward.resilience.health_probe import HealthProber
 from router.forward.resilience.worker_list import WorkerList
+from router.forward.sessions import SeenIds
 from router.forward.tokenizer.engine_client import EngineClient
 from router.forward.tokenizer.engine_tokens import EngineTokens
 from router.forward.tokenizer.engine_watch import EngineWatch
@@ -44,11 +47,14 @@ from router.forward.tokenizer.verification import Checks, TokenizerVerification
 from router.runtime.http_client import HttpPool
 from router.runtime.http_server.admission import Admission
 from router.runtime.http_server.limits import HttpLimits
-from router.runtime.http_server.server import HttpServer, endpoint_of, serve_until
+from router.runtime.http_server.server import HttpServer, endpoint_of, run_until, serve_until
 from router.runtime.process.metrics import Rows, expose
 from router.runtime.security.edge import Edge
 from router.runtime.security.http_access import HttpAccess
 from router.runtime.security.nats_access import nats_access
+
+if TYPE_CHECKING:  # gRPC is imported by processes with a picker alone
+    from router.forward.picker.door import GatewayDoor
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +83,7 @@ class OpenAiEndpoint:
         self._completions: Completions | None = None
         self._engines: EngineTokens | None = None
         self._prefill_events: PrefillEvents | None = None
+        self._picker: GatewayDoor | None = None
         origins = config.completions.origins
         self._admission = Admission(edge.guard, limits_of(config), origins)
         self._cors = Cors(origins)
@@ -102,25 +109,33 @@ class OpenAiEndpoint:
     async def serve(
         self,
         stop: asyncio.Event,
-        listener: socket.socket,
+        listener: socket.socket | None,
         router: RouterClient,
         background: Iterable[Coroutine[Any, Any, None]] = (),
     ) -> None:
         """Serve until `stop` is set; then finish open requests, at most `drain_s`, and close.
 
-        `background`: further tasks that run as long.
+        `listener`: None without a port for clients, beside the picker of a gateway. `background`:
+        further tasks that run as long.
         """
         config, tls = self._config, self._edge.tls
-        log.info("OpenAI endpoint listens on %s", endpoint_of(listener, has_tls=tls is not None))
         pool = HttpPool(config.engines.pool_limits)
         self._expose(POOL_METRICS, pool)
         roster = WorkerList(router, config.completions.routing_group)
         app = self._made_app(router, pool, roster)
         self._completions = app.completions
         limits = HttpLimits.of(config.http, config.security, config.max_connections)
-        server = HttpServer(app, limits, tls, self._refused, app.completions)
-        tasks = (*background, _tidy(pool), *self._watching(roster, pool))
+        tasks = [*background, _tidy(pool), *self._watching(roster, pool)]
+        if self._picker is not None:
+            tasks += self._picker.tasks(stop)
         try:
+            if listener is None:
+                await run_until(stop, tasks, self._drain)
+                return
+            log.info(
+                "OpenAI endpoint listens on %s", endpoint_of(listener, has_tls=tls is not None)
+            )
+            server = HttpServer(app, limits, tls, self._refused, app.completions)
             await serve_until(stop, server, listener, tasks, self._drain)
         finally:
             pool.close()
@@ -152,25 +167,57 @@ class OpenAiEndpoint:
             roster.names,
         )
         local = LocalTokens(self._tokenizers, self._checks, roster.names)
-        tokenizing = Tokenization(engines, local, self.metrics)
+        texts = config.completions
+        placing = RequestPlacement(
+            texts.routing_group,
+            texts.mode == "direct",
+            config.router.max_wait_s,
+            SeenIds(),
+            roster.names,
+        )
+        preparation = Preparation(placing, Tokenization(engines, local, self.metrics))
         prefill = self._made_prefill(router, pool)
+        if config.picker.epp_port:
+            self._picker = self._made_picker(router, preparation, prefill, roster)
         push = Forwarder(
             router,
             pool,
             config.engines,
             self._authorization,
             self.metrics,
-            tokenizing.note,
+            preparation.tokenizing.note,
             self._breaker,
             prefill,
             self._kept,
             roster,
+            preparation.sizes,
         )
         models = Models(router, config.completions.routing_group)
         completions = Completions(
-            config, push, tokenizing, self.metrics, self._admission, roster, self._cors
+            push, preparation, self.metrics, self._admission, roster, self._cors
         )
         return ForwardApp(completions, models, self.metrics, self._cors)
+
+    def _made_picker(
+        self,
+        router: RouterClient,
+        preparation: Preparation,
+        prefill: PrefillRouter,
+        roster: WorkerList,
+    ) -> "GatewayDoor":
+        from router.forward.picker.door import GatewayDoor
+
+        return GatewayDoor(
+            self._config,
+            router,
+            preparation,
+            prefill,
+            self._breaker,
+            roster,
+            self._edge.guard,
+            self._authorization,
+            self.metrics.registry,
+        )
 
     def _made_prefill(self, router: RouterClient, pool: HttpPool) -> PrefillRouter:
         config, pools, metrics = self._config, PrefillPools(), self.metrics
@@ -187,8 +234,13 @@ class OpenAiEndpoint:
     async def _drain(self) -> None:
         """Wait until all responses in progress have ended, at most `drain_s`."""
         ends_s = asyncio.get_running_loop().time() + self._config.drain_s
-        while self._admission.in_flight and asyncio.get_running_loop().time() < ends_s:
+        while self._is_busy() and asyncio.get_running_loop().time() < ends_s:
             await asyncio.sleep(_POLL_S)
+
+    def _is_busy(self) -> bool:
+        return self._admission.in_flight > 0 or (
+            self._picker is not None and self._picker.is_busy()
+        )
 
     def _refused(self, code: str) -> None:
         self.metrics.refusals.labels(code).inc()

@@ -13,6 +13,8 @@ KvRouterError
 ├── NoWorkerNamedError       direct mode requires a worker in the request, which names none
 ├── TooMuchAtOnceError       the bodies of all requests in flight exceed the limit
 ├── SteeringRefusedError     a field steers the engine, and the caller may not
+├── GatewayModeError         a gateway sends bodies in a mode in which they cannot be placed
+├── PreconditionError        a request that prefers not to wait would have to wait
 ├── RouteNotFoundError       the path is not served
 └── MethodNotAllowedError    the path is served with other methods
 """
@@ -154,6 +156,27 @@ class SteeringRefusedError(InvalidFieldError):
     def __init__(self, field: str) -> None:
         problem = "steers the engine, which this token may not"
         super().__init__(field, problem, "without it, or with scope steer", status=422)
+
+
+class GatewayModeError(KvRouterError):
+    """A gateway sends bodies in a mode in which a request cannot be placed by its prompt."""
+
+    code = "gateway_mode"
+
+    def __init__(self, mode: int) -> None:
+        allowed = "FULL_DUPLEX_STREAMED, or BUFFERED"
+        super().__init__(f"request_body_mode of the gateway's filter: {mode} (allowed: {allowed})")
+        self.mode = mode
+
+
+class PreconditionError(KvRouterError):
+    """A request with `Prefer: if-available` would have to wait."""
+
+    code = "not_available"
+    http_status = 412
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"prefer: if-available, and no worker is: {reason}")
 
 
 class RouteNotFoundError(KvRouterError):

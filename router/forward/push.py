@@ -114,6 +114,7 @@ class Forwarder:
         prefill: PrefillRouter,
         kept: KeptResponses,
         roster: WorkerList,
+        sizes: BodySizes,
     ) -> None:
         self.breaker = breaker
         self.kept = kept
@@ -127,7 +128,7 @@ class Forwarder:
         self.metrics = metrics
         self.counted = counted
         self.missing = MissingRoutes()
-        self.sizes = BodySizes()
+        self.sizes = sizes
 
     def forward(self, errand: ForwardRequest, client: Exchange) -> Coroutine[Any, Any, Ended]:
         """Answer a request. Raises the error that refused it if nothing was sent yet."""

@@ -1,8 +1,8 @@
-"""The OpenAI endpoint in a router's process: it calls the router's commands directly."""
+"""The OpenAI endpoint and the picker in a router's process: they call its commands directly."""
 
 import asyncio
 import socket
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from router.api.commands import Commands
 from router.client import RouterClient
@@ -30,11 +30,13 @@ class RouterEndpoint:
         """Apply changed settings, those of `reload.LIVE`."""
         self._endpoint.reconfigure(in_router(config))
 
-    def listening(self) -> AbstractContextManager[socket.socket]:
-        """Bind its port. Raises ConfigError."""
+    def listening(self) -> AbstractContextManager[socket.socket | None]:
+        """Bind its port; None without one, beside a picker. Raises ConfigError."""
+        if not self._config.http.http_port:
+            return nullcontext()
         return listening(self._config.security.host, self._config.http.http_port, "openai_port")
 
-    async def run(self, stop: asyncio.Event, listener: socket.socket) -> None:
+    async def run(self, stop: asyncio.Event, listener: socket.socket | None) -> None:
         """Serve until `stop` is set; then finish open requests, free their bookings, and close."""
         settings = client_settings(self._config)
         try:

@@ -246,7 +246,7 @@ class RouterService:
         return Discovery(config, host.registrar, host.registrations, registry, Random())
 
     def _make_openai(self) -> "RouterEndpoint | None":
-        if not self._config.openai.openai_port:
+        if not self._config.openai.openai_port and not self._config.picker.epp_port:
             return None
         from router.service.openai import RouterEndpoint
 
@@ -273,7 +273,7 @@ class RouterService:
         )
 
     def _background(self, stop: asyncio.Event, openai: socket.socket | None) -> Iterable[Task]:
-        if self._openai is not None and openai is not None:
+        if self._openai is not None:
             yield self._openai.run(stop, openai)
         yield self._dashboard.streams.run()
         yield self._attachments.run()

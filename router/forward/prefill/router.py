@@ -13,7 +13,7 @@ import time
 
 from msgspec import structs
 
-from router.client import RouterClient
+from router.client import Reservation, RouterClient
 from router.errors import KvRouterError
 from router.forward.config import ForwardConfig
 from router.forward.errors import (
@@ -86,6 +86,30 @@ class PrefillRouter:
                 return None
             self.pools.missed(model, time.monotonic())
             return self._computed_there(request, "unavailable")
+
+    async def booked(self, prompt: PrefillRequest) -> Reservation | None:
+        """Book a prefill worker for a decode worker that has the prompt computed there itself.
+
+        For engines behind a gateway, whose own sidecar calls the prefill worker. The caller must
+        leave the reservation. Returns None if the decode worker is to compute the prompt. Raises
+        KvRouterError.
+        """
+        request, now_s = prompt.request, time.monotonic()
+        if self.skips_remote_prefill(request, now_s) or is_handed_over(prompt.asked):
+            return None
+        is_there = self.pools.is_worth_trying(request.model_name, now_s)
+        if not is_there or not await self._has_prefill_worker(request):
+            return None
+        if await self._is_bypassed(prompt):
+            return None
+        prefill = prefill_request(request)
+        try:
+            booked = await reserve_with_failover(self._router, self._breaker, prefill, ())
+        except NoEndpointsError:
+            self.pools.missed(request.model_name, now_s)
+            return None
+        self.pools.found(request.model_name)
+        return booked
 
     async def _has_prefill_worker(self, request: SelectRequest) -> bool:
         return self.pools.state(request.model_name) == "active" or await self._finds(request)

@@ -184,6 +184,20 @@ class HttpServer(uvicorn.Server):
         yield
 
 
+async def run_until(
+    stop: asyncio.Event,
+    background: Iterable[Coroutine[Any, Any, None]],
+    drain: Callable[[], Awaitable[None]],
+) -> None:
+    """Run tasks until `stop` is set; then drain, and cancel them."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(each) for each in background]
+        await stop.wait()
+        await drain()
+        for task in tasks:
+            task.cancel()
+
+
 async def serve_until(
     stop: asyncio.Event,
     server: HttpServer,

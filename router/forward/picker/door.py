@@ -1,0 +1,79 @@
+"""The picker of an endpoint: its parts, before the same router client as the forwarder."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from router.client import RouterClient
+from router.forward.config import ForwardConfig
+from router.forward.picker.lives import Lives
+from router.forward.picker.metrics import PICKER_METRICS, PREFIX, PickerMetrics
+from router.forward.picker.picker import Picker, PickerLimits
+from router.forward.picker.placement import GatewayPlacement
+from router.forward.picker.pool import RouterPool
+from router.forward.picker.server import PickerServer
+from router.forward.prefill.router import PrefillRouter
+from router.forward.preparation import Preparation
+from router.forward.resilience.circuit_breaker import CircuitBreaker
+from router.forward.resilience.worker_list import WorkerList
+from router.runtime.http_server.limits import HttpLimits
+from router.runtime.process.metrics import expose
+from router.runtime.security.guard import Guard
+
+
+class GatewayDoor:
+    """The picker. `guard`: of the endpoint; `authorization`: see `OpenAiEndpoint`."""
+
+    def __init__(
+        self,
+        config: ForwardConfig,
+        router: RouterClient,
+        preparation: Preparation,
+        prefill: PrefillRouter,
+        breaker: CircuitBreaker,
+        roster: WorkerList,
+        guard: Guard,
+        authorization: bytes | None,
+        registry: CollectorRegistry,
+    ) -> None:
+        own = config.picker
+        metrics = PickerMetrics(registry)
+        pool = RouterPool(roster, own.priorities)
+        placement = GatewayPlacement(
+            router,
+            preparation,
+            prefill,
+            breaker,
+            roster,
+            pool,
+            guard,
+            authorization,
+            own.epp_fallbacks,
+        )
+        ends_by_log = own.epp_ends == "access_log"
+        lives = Lives(pool, breaker, metrics, time.monotonic, ends_by_log=ends_by_log)
+        self._picker = Picker(placement, lives, metrics, limits_of(config))
+        self._server = PickerServer(own, config.security.host, self._picker, pool)
+        expose(registry, PREFIX, PICKER_METRICS, self._picker)
+
+    def tasks(self, stop: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
+        """Return the tasks that serve; from `stop` on the picker is not ready, and answers on."""
+        return [self._picker.run(), self._server.run(stop)]
+
+    def is_busy(self) -> bool:
+        """Return whether requests are in flight, or gateways may not know yet that it drains."""
+        return not self._server.is_quiet(time.monotonic())
+
+
+def limits_of(config: ForwardConfig) -> PickerLimits:
+    """Return the limits of requests in a configuration."""
+    return PickerLimits(
+        config.bodies.body_limit_bytes,
+        HttpLimits.of(config.http, config.security, config.max_connections),
+        config.picker.epp_max_streams,
+        config.bodies.body_timeout_s,
+        config.completions.bodies_limit_bytes,
+    )

@@ -1,0 +1,150 @@
+"""The life of each placed request at a gateway, from its booking to its end. No answer is read.
+
+    booked ─▶ response headers: the status, and the endpoint that served it ─▶ end: freed
+                 └─ another endpoint than chosen: booked there
+
+The end is that of the stream, or an entry of the gateway's access log (`epp_ends`). A booking whose
+end is missed expires at the router, and is forgotten here.
+"""
+
+import logging
+from collections.abc import Callable
+
+from router.errors import KvRouterError
+from router.forward.errors import ANOTHER_MAY_TAKE, NOT_ITS_FAULT
+from router.forward.picker.metrics import PickerMetrics
+from router.forward.picker.placement import Placed
+from router.forward.picker.pool import PoolEndpoint, PoolView
+from router.forward.picker.stream import GatewayResponse
+from router.forward.resilience.circuit_breaker import CircuitBreaker
+
+log = logging.getLogger(__name__)
+
+KEEP_S = 60.0
+"""Interval of reports that an answer is still under way: the router sees no tokens of it, and frees
+reservations without progress (`reservation_ttl_s`)."""
+
+FORGET_S = 600.0
+"""Time after the end of a stream after which the entry of an access log is expected no more."""
+
+_ITS_FAULT = ANOTHER_MAY_TAKE - NOT_ITS_FAULT
+
+
+class _Life:
+    __slots__ = ("endpoint", "has_answer", "kept_s", "left_s", "placed")
+
+    def __init__(self, placed: Placed, now_s: float) -> None:
+        self.placed = placed
+        self.endpoint = placed.endpoint
+        self.has_answer = False
+        self.kept_s = now_s
+        self.left_s: float | None = None
+
+
+class Lives:
+    """The placed requests by the ids of their bookings. `now_s`: a clock."""
+
+    __slots__ = ("_breaker", "_by_id", "_ends_by_log", "_metrics", "_now_s", "_pool")
+
+    def __init__(
+        self,
+        pool: PoolView,
+        breaker: CircuitBreaker,
+        metrics: PickerMetrics,
+        now_s: Callable[[], float],
+        *,
+        ends_by_log: bool,
+    ) -> None:
+        self._pool = pool
+        self._breaker = breaker
+        self._metrics = metrics
+        self._now_s = now_s
+        self._ends_by_log = ends_by_log
+        self._by_id: dict[str, _Life] = {}
+
+    @property
+    def count(self) -> int:
+        """The number of requests."""
+        return len(self._by_id)
+
+    def begin(self, booking_id: str, placed: Placed) -> None:
+        """Add a placed request."""
+        self._by_id[booking_id] = _Life(placed, self._now_s())
+
+    async def answered(self, booking_id: str, response: GatewayResponse) -> None:
+        """Note that an answer has begun, and book the request where it is served."""
+        life = self._by_id.get(booking_id)
+        if life is None:
+            return
+        life.has_answer = True
+        served = response.served
+        if served is not None and served != life.endpoint.address:
+            await self._move(life, served)
+        if life.placed.prefill is not None:
+            life.placed.prefill.leave()  # the decode worker has fetched its blocks
+        note = self._breaker.failed if response.status in _ITS_FAULT else self._breaker.succeeded
+        note(life.endpoint.worker_id, life.endpoint.url, self._now_s())
+
+    async def _move(self, life: _Life, served: str) -> None:
+        """Book a request on the endpoint that serves it instead of the chosen one."""
+        endpoint = next((e for e in self._pool.endpoints() if e.address == served), None)
+        if endpoint is None:
+            self._metrics.served_elsewhere.labels("unknown").inc()
+            return
+        life.endpoint = endpoint
+        booked = life.placed.booked
+        if booked is None or _is_on(endpoint, booked.decision.worker_id, booked.decision.dp_rank):
+            return
+        try:
+            await booked.move(endpoint.worker_id, endpoint.dp_rank or 0)
+        except KvRouterError as error:
+            self._metrics.served_elsewhere.labels("failed").inc()
+            log.warning("%s is served by %s and not booked there: %s", booked, served, error)
+            return
+        self._metrics.served_elsewhere.labels("moved").inc()
+
+    def leave(self, booking_id: str) -> None:
+        """Note the end of a request's stream."""
+        life = self._by_id.get(booking_id)
+        if life is None:
+            return
+        if self._ends_by_log and life.placed.booked is not None:
+            life.left_s = self._now_s()
+        else:
+            self._end(booking_id)
+
+    def logged(self, booking_id: str | None) -> None:
+        """Note an entry of an access log: the request has ended."""
+        is_known = booking_id is not None and booking_id in self._by_id
+        # Without its stream, an entry is the only sign of an end; it may come before the stream's.
+        outcome = "unnamed" if booking_id is None else "ended" if is_known else "not_booked"
+        self._metrics.access_log_entries.labels(outcome).inc()
+        if is_known and booking_id is not None and self._ends_by_log:
+            self._end(booking_id)
+
+    def sweep(self) -> None:
+        """Keep the bookings of long answers, and forget those whose end was missed. O(requests)."""
+        now_s = self._now_s()
+        for booking_id, life in list(self._by_id.items()):
+            booked = life.placed.booked
+            if life.left_s is not None and now_s - life.left_s >= FORGET_S:
+                self._end(booking_id)
+            elif life.has_answer and booked is not None and now_s - life.kept_s >= KEEP_S:
+                life.kept_s = now_s
+                booked.keep()
+
+    def end_all(self) -> None:
+        """Free every booking, at shutdown."""
+        for booking_id in list(self._by_id):
+            self._end(booking_id)
+
+    def _end(self, booking_id: str) -> None:
+        life = self._by_id.pop(booking_id)
+        for booked in (life.placed.booked, life.placed.prefill):
+            if booked is not None:
+                booked.leave()
+
+
+def _is_on(endpoint: PoolEndpoint, worker_id: int, dp_rank: int) -> bool:
+    """Return whether an endpoint is that of a rank."""
+    return endpoint.worker_id == worker_id and endpoint.dp_rank in (None, dp_rank)

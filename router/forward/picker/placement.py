@@ -1,0 +1,277 @@
+"""Placement of a gateway's request: read, tokenized and booked as the forwarder does it."""
+
+import itertools
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import Raw, Struct, structs
+
+from router.client import Decision, Reservation, RouterClient
+from router.errors import InvalidFieldError, KvRouterError
+from router.forward.apis import error_formats
+from router.forward.apis.api import APIS
+from router.forward.apis.passed import PASSED
+from router.forward.errors import (
+    MethodNotAllowedError,
+    ModelNotFoundError,
+    PreconditionError,
+    RouteNotFoundError,
+)
+from router.forward.headers import DP_RANK, header
+from router.forward.permitted_fields import permitted
+from router.forward.picker.answers import Refusal, Route
+from router.forward.picker.pool import PoolEndpoint, PoolView, members
+from router.forward.picker.steering import DROPPED_REASON, PREFILLER, Steering, steering_in
+from router.forward.picker.stream import GatewayRequest
+from router.forward.prefill.remote_prefill import PrefillRequest
+from router.forward.prefill.router import PrefillRouter
+from router.forward.preparation import Preparation, PreparedRequest, read_request
+from router.forward.request_body import CompletionRequest
+from router.forward.resilience.booking import reserve_with_failover
+from router.forward.resilience.circuit_breaker import CircuitBreaker
+from router.forward.resilience.worker_list import WorkerList
+from router.protocol.requests import RankTarget, SelectRequest
+from router.runtime.security.guard import Guard
+from router.runtime.security.guarded import admit, refusal_headers
+from router.scheduler.errors import NoEndpointsError
+
+AT_ONCE_S = 0.001
+"""The wait in the queue of a request that is refused in place of waiting."""
+
+_OPEN_PATHS = ("/v1/models", "/health", "/version")
+_MODEL = "/v1/models/"
+_ROUTES = tuple(f"POST {path}" for path in (*APIS, *PASSED)) + tuple(
+    f"GET {path}" for path in (*_OPEN_PATHS, f"{_MODEL}{{model}}")
+)
+_SHED = frozenset((429, 529))
+
+
+class Placed(Struct, frozen=True, eq=False):
+    """A placed request. `booked`, `prefill`: its bookings; none for requests without a prompt."""
+
+    route: Route
+    endpoint: PoolEndpoint
+    booked: Reservation | None = None
+    prefill: Reservation | None = None
+
+
+class GatewayPlacement:
+    """Places requests of gateways. `authorization`: see `OpenAiEndpoint`."""
+
+    def __init__(
+        self,
+        router: RouterClient,
+        preparation: Preparation,
+        prefill: PrefillRouter,
+        breaker: CircuitBreaker,
+        roster: WorkerList,
+        pool: PoolView,
+        guard: Guard,
+        authorization: bytes | None,
+        fallbacks: int,
+    ) -> None:
+        self._router = router
+        self._preparation = preparation
+        self._prefill = prefill
+        self._breaker = breaker
+        self._roster = roster
+        self._pool = pool
+        self._guard = guard
+        self._authorization = authorization
+        self._fallbacks = fallbacks
+        self._turns = itertools.count()
+
+    async def place(self, request: GatewayRequest, booking_id: str) -> Placed:
+        """Place a request, and book it under an id. Raises the error that refuses it.
+
+        The caller must leave the bookings.
+        """
+        path = request.path.partition("?")[0]
+        steering = steering_in(request.headers)
+        if request.method in ("GET", "HEAD"):
+            return self._any_endpoint(request, path, steering)
+        if path not in APIS and path not in PASSED:
+            raise RouteNotFoundError(f"{request.method} {path}", _ROUTES)
+        if request.method != "POST":
+            raise MethodNotAllowedError(f"{request.method} {path}", ("POST",))
+        caller = admit(self._guard, "POST", path, request.headers)
+        kind = (header(request.headers, b"content-type") or "").encode()
+        read, _ = await read_request(path, request.body, kind, None)
+        named = _renamed(read, steering)
+        asked, _ = permitted(named, caller)
+        router_request = self._preparation.placing.request_in(None, asked, request.headers, caller)
+        router_request = self._limited(router_request, request.subset)
+        router_request = self._prioritized(router_request, steering)
+        router_request = structs.replace(router_request, request_id=booking_id)
+        prepared = await self._preparation.prepared(
+            asked, router_request, request.headers, caller.tenant
+        )
+        body = None if prepared.asked.fields is read.fields else _body(prepared.asked)
+        try:
+            return await self._booked(prepared, request, steering, body)
+        except NoEndpointsError as error:
+            if await self._roster.is_unknown(asked.model):
+                raise ModelNotFoundError(asked.model, self._roster.models) from error
+            raise
+        except KvRouterError as error:
+            if steering.if_available and error.http_status in _SHED:
+                raise PreconditionError(str(error)) from error
+            raise
+
+    def _any_endpoint(self, request: GatewayRequest, path: str, steering: Steering) -> Placed:
+        """Return a ready endpoint for a request without a prompt; nothing is booked."""
+        if path not in _OPEN_PATHS and not path.startswith(_MODEL):
+            raise RouteNotFoundError(f"{request.method} {path}", _ROUTES)
+        admit(self._guard, "GET", path, request.headers)
+        ready = members(self._pool, request.subset)
+        ejected = self._breaker.ejected()
+        ready = [each for each in ready if each.worker_id not in ejected] or ready
+        if not ready:
+            group = self._preparation.placing.routing_group
+            reason = "no endpoint" if request.subset is None else "no endpoint of the subset"
+            raise NoEndpointsError("any", group, reason)
+        endpoint = ready[next(self._turns) % len(ready)]
+        headers = self._own_headers(None, endpoint)
+        return Placed(Route(endpoint.address, headers, self._removed(steering)), endpoint)
+
+    def _prioritized(self, request: SelectRequest, steering: Steering) -> SelectRequest:
+        """Return the request with the priority of its objective; some may not wait."""
+        objective = steering.objective
+        priority = 0 if objective is None else self._pool.priority(objective)
+        if priority > 0:
+            request = structs.replace(request, strict_priority=priority)
+        if priority < 0 or steering.if_available:
+            request = structs.replace(request, max_wait_s=AT_ONCE_S)
+        return structs.replace(request, explain=True) if self._fallbacks else request
+
+    def _limited(self, request: SelectRequest, subset: frozenset[str] | None) -> SelectRequest:
+        """Return the request within its subset. Raises NoEndpointsError if that is empty."""
+        if subset is None:
+            return request
+        found = members(self._pool, subset)
+        worker_ids = {each.worker_id for each in found}
+        if request.allowed_worker_ids is not None:
+            worker_ids &= set(request.allowed_worker_ids)
+        if not worker_ids:
+            model, group = request.model_name, request.routing_group
+            raise NoEndpointsError(model, group, "no endpoint of the subset")
+        request = structs.replace(request, allowed_worker_ids=sorted(worker_ids))
+        if len(found) == 1 and found[0].dp_rank is not None and request.pinned_worker is None:
+            target = RankTarget(found[0].worker_id, found[0].dp_rank)
+            request = structs.replace(request, pinned_worker=target)
+        return request
+
+    async def _booked(
+        self,
+        prepared: PreparedRequest,
+        request: GatewayRequest,
+        steering: Steering,
+        body: bytes | None,
+    ) -> Placed:
+        asked, router_request = prepared.asked, prepared.request
+        booking_id = router_request.request_id or ""
+        prefill: Reservation | None = None
+        if not asked.api.passes:
+            prompt = PrefillRequest(asked, request.headers, router_request, booking_id)
+            prefill = await self._prefill.booked(prompt)
+        try:
+            if prefill is not None:
+                worker_id = prefill.decision.worker_id
+                router_request = structs.replace(
+                    router_request, phase="decode", prefill_worker_id=worker_id
+                )
+            booked = await reserve_with_failover(self._router, self._breaker, router_request, ())
+            try:
+                return self._placed(booked, prefill, asked, steering, body)
+            except BaseException:
+                booked.leave()
+                raise
+        except BaseException:
+            if prefill is not None:
+                prefill.leave()
+            raise
+
+    def _placed(
+        self,
+        booked: Reservation,
+        prefill: Reservation | None,
+        asked: CompletionRequest,
+        steering: Steering,
+        body: bytes | None,
+    ) -> Placed:
+        decision = booked.decision
+        endpoint = self._endpoint(decision)
+        headers = self._own_headers(decision if asked.api.chooses_rank else None, endpoint)
+        if prefill is not None:
+            headers.append((PREFILLER, self._endpoint(prefill.decision).address.encode()))
+        addresses = ",".join((endpoint.address, *self._others(decision, endpoint)))
+        route = Route(addresses, headers, self._removed(steering), body, booked.request_id)
+        return Placed(route, endpoint, booked, prefill)
+
+    def _endpoint(self, decision: Decision) -> PoolEndpoint:
+        return self._pool.endpoint(decision.worker_id, decision.dp_rank, decision.endpoint)
+
+    def _others(self, decision: Decision, chosen: PoolEndpoint) -> list[str]:
+        """Return the addresses to try behind the chosen one, the cheapest first."""
+        if not self._fallbacks or decision.candidates is None:
+            return []
+        workers, found = self._roster.workers, [chosen.address]
+        for each in sorted(decision.candidates, key=lambda one: one.cost):
+            if each.worker_id in workers:
+                url = workers[each.worker_id].endpoint
+                found.append(self._pool.endpoint(each.worker_id, each.dp_rank, url).address)
+        return list(dict.fromkeys(found))[1 : 1 + self._fallbacks]
+
+    def _removed(self, steering: Steering) -> tuple[str, ...]:
+        """Return the names of headers that engines must not receive."""
+        if self._authorization is None:
+            return steering.removed
+        return (*steering.removed, "authorization", "x-api-key")
+
+    def _own_headers(
+        self, decision: Decision | None, endpoint: PoolEndpoint
+    ) -> list[tuple[str, bytes]]:
+        headers: list[tuple[str, bytes]] = []
+        names_rank = decision is not None and endpoint.dp_rank is None
+        if decision is not None and names_rank and self._roster.rank_count(decision.worker_id) > 1:
+            headers.append((DP_RANK.decode(), b"%d" % decision.dp_rank))
+        if self._authorization:
+            headers.append(("authorization", self._authorization))
+        return headers
+
+
+def _renamed(asked: CompletionRequest, steering: Steering) -> CompletionRequest:
+    """Return the request with the model that a header names. Raises InvalidFieldError."""
+    model = steering.model
+    if model is None or model == asked.model:
+        return asked
+    if asked.path in PASSED and PASSED[asked.path].is_form:
+        raise InvalidFieldError("x-gateway-model-name-rewrite", "a form", "a body that is JSON")
+    fields: Mapping[str, Raw] = {**asked.fields, "model": Raw(msgspec.json.encode(model))}
+    read = structs.replace(asked.read, model=model)
+    return structs.replace(asked, fields=fields, read=read, body=None)
+
+
+def _body(asked: CompletionRequest) -> bytes:
+    """Return the body of a request whose fields were changed here."""
+    return msgspec.json.encode(asked.fields)
+
+
+def refusal_of(error: KvRouterError, path: str) -> Refusal:
+    """Return an error as the client of an API expects it. `path`: with its query."""
+    known = path.partition("?")[0]
+    api = APIS.get(known) or (PASSED[known].api if known in PASSED else None)
+    errors = error_formats.OPENAI if api is None else api.errors
+    status, body = errors.reply(error)
+    headers = refusal_headers(error)
+    reason = _dropped_reason(status)
+    if reason is not None:
+        headers = (*headers, (DROPPED_REASON.encode(), reason))
+    return Refusal(status, msgspec.json.encode(body), error.code, headers)
+
+
+def _dropped_reason(status: int) -> bytes | None:
+    """Return the reason as llm-d names it, or None for other errors."""
+    if status in _SHED:
+        return b"rejected-saturated"
+    return b"rejected-no-endpoints" if status == 503 else None

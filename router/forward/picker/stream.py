@@ -1,0 +1,251 @@
+"""One request at a gateway, as its ext_proc stream tells it. Pure: messages in, answers out.
+
+    headers ─▶ body… ─▶ end of body, or trailers ─▶ `request` ─▶ route() or refuse()
+                                                                    │
+    response headers ─▶ `response` ─▶ [bodies, echoed] ─▶ [trailers] ◀┘
+
+The headers are answered when the whole body is there. Sources: Envoy 1.40
+`source/extensions/filters/http/ext_proc`; GIE proposal 004.
+"""
+
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError
+from google.protobuf.struct_pb2 import Struct as ProtoStruct
+from msgspec import Struct
+
+from router.forward.errors import GatewayModeError
+from router.forward.headers import Pairs
+from router.forward.picker import answers
+from router.forward.picker.answers import Refusal, Route
+from router.forward.picker.steering import EXT_PROC, LB, SUBSET_HINT, served_address, subset_of
+from router.forward.picker.wire.kv_router_picker_pb2 import (
+    HttpBody,
+    HttpHeaders,
+    ProcessingRequest,
+)
+from router.runtime.http_server.limits import HeadersTooLargeError, HttpLimits
+from router.runtime.process.errors import BodyTooLargeError, MalformedBodyError
+
+NONE, STREAMED, BUFFERED, _PARTIAL, FULL_DUPLEX, _GRPC = range(6)
+"""Envoy's modes of bodies."""
+
+_PSEUDO = (b":method", b":path")
+_NAMES = {b":authority": b"host"}
+"""Pseudo headers that HTTP/1.1 has as headers."""
+
+
+class StreamLimits(Struct, frozen=True):
+    """Limits of one request. `head`: of its headers."""
+
+    body_limit_bytes: int
+    head: HttpLimits
+
+
+class GatewayRequest(Struct, frozen=True):
+    """A whole request. `headers`: without pseudo headers; `subset`: see `subset_of`."""
+
+    method: str
+    path: str
+    headers: Pairs
+    body: bytes
+    subset: frozenset[str] | None
+
+
+class GatewayResponse(Struct, frozen=True):
+    """The begin of an engine's answer. `served`: the address of the engine, if it is known."""
+
+    status: int
+    served: str | None
+
+
+class PickerStream:
+    """The state of a stream.
+
+    `request`: set once the request is complete, until it is routed or refused. `response`: set once
+    an engine's answer has begun. `held_bytes`: of the body, until it is sent back.
+    """
+
+    __slots__ = (
+        "_body",
+        "_has_trailers",
+        "_head",
+        "_is_bodiless",
+        "_is_complete",
+        "_is_settled",
+        "_limits",
+        "_request_mode",
+        "_response_mode",
+        "_subset",
+        "held_bytes",
+        "is_observed",
+        "request",
+        "response",
+    )
+
+    def __init__(self, limits: StreamLimits) -> None:
+        self._limits = limits
+        self._head: tuple[str, str, Pairs] | None = None
+        self._body: list[bytes] = []
+        self._subset: frozenset[str] | None = None
+        self._request_mode = self._response_mode = FULL_DUPLEX
+        self._is_complete = self._is_settled = False
+        self._is_bodiless = self._has_trailers = False
+        self.held_bytes = 0
+        self.is_observed = False
+        self.request: GatewayRequest | None = None
+        self.response: GatewayResponse | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while the request is not complete."""
+        return not self._is_complete and not self._is_settled
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """Return the answers to a message, none if they have to wait.
+
+        Raises MalformedBodyError for a message that cannot be read, and the errors that refuse a
+        request: HeadersTooLargeError, BodyTooLargeError, GatewayModeError.
+        """
+        try:
+            message = ProcessingRequest.FromString(data)
+        except DecodeError as error:
+            raise MalformedBodyError(f"ext_proc message: {error}") from error
+        kind = message.WhichOneof("request")
+        if kind is None or message.observability_mode:
+            self.is_observed |= message.observability_mode
+            return []
+        if kind.startswith("response"):
+            return self._of_response(kind, message)
+        return [] if self._is_settled else self._of_request(kind, message)
+
+    # ── The request ──────────────────────────────────────────────────────────────────────────────
+
+    def _of_request(self, kind: str, message: ProcessingRequest) -> list[bytes]:
+        if kind == "request_headers":
+            return self._take_head(message)
+        if kind == "request_body":
+            return self._take_body(message.request_body)
+        if self._is_complete:  # a buffered body is complete before its trailers
+            return [answers.REQUEST_TRAILERS]
+        self._has_trailers = True
+        self._complete()
+        return []
+
+    def _take_head(self, message: ProcessingRequest) -> list[bytes]:
+        if self._head is not None:
+            return []
+        if message.HasField("protocol_config"):
+            self._request_mode = message.protocol_config.request_body_mode
+            self._response_mode = message.protocol_config.response_body_mode
+        headers = message.request_headers
+        pairs = _pairs(headers, self._limits.head)
+        pseudo = dict(pairs)
+        method, path = (pseudo.get(name, b"").decode("latin-1") for name in _PSEUDO)
+        own = tuple(
+            (_NAMES.get(name, name), value)
+            for name, value in pairs
+            if name in _NAMES or not name.startswith(b":")
+        )
+        self._head = method, path, own
+        hints = message.metadata_context.filter_metadata
+        if SUBSET_HINT in hints:
+            self._subset = subset_of(_plain(hints[SUBSET_HINT]))
+        if headers.end_of_stream or b"upgrade" in pseudo:
+            self._is_bodiless = True
+            self._complete()
+            return []
+        if self._request_mode == BUFFERED:
+            return [answers.REQUEST_HEADERS]  # the gateway waits for it before it sends the body
+        if self._request_mode != FULL_DUPLEX:
+            raise GatewayModeError(self._request_mode)
+        return []
+
+    def _take_body(self, message: HttpBody) -> list[bytes]:
+        if self._is_complete:
+            return []  # Envoy 1.35 to 1.37 repeats the end of long bodies
+        self.held_bytes += len(message.body)
+        if self.held_bytes > self._limits.body_limit_bytes:
+            raise BodyTooLargeError(self._limits.body_limit_bytes)
+        if message.body:
+            self._body.append(message.body)
+        if message.end_of_stream or self._request_mode == BUFFERED:
+            self._complete()
+        return []
+
+    def _complete(self) -> None:
+        assert self._head is not None
+        self._is_complete = True
+        method, path, headers = self._head
+        self.request = GatewayRequest(method, path, headers, b"".join(self._body), self._subset)
+
+    def route(self, route: Route) -> list[bytes]:
+        """Return the answers that send the request to an endpoint, and its body behind them."""
+        request, self.request, self._is_settled = self.request, None, True
+        assert request is not None
+        self._body, self.held_bytes = [], 0
+        if self._is_bodiless:
+            return [answers.routed_headers(route)]
+        if self._request_mode == BUFFERED:
+            return [answers.routed_body(route)]
+        sent = [answers.routed_headers(route)]
+        body = request.body if route.body is None else route.body
+        if body or not self._has_trailers:
+            sent += answers.body_chunks(body, is_last=not self._has_trailers)
+        if self._has_trailers:
+            sent.append(answers.REQUEST_TRAILERS)
+        return sent
+
+    def refuse(self, refusal: Refusal) -> list[bytes]:
+        """Return the answer that ends the request, at any time; no other one follows."""
+        self.request, self._is_settled, self._body, self.held_bytes = None, True, [], 0
+        return [answers.refused(refusal)]
+
+    # ── The response ─────────────────────────────────────────────────────────────────────────────
+
+    def _of_response(self, kind: str, message: ProcessingRequest) -> list[bytes]:
+        if kind == "response_headers":
+            self.response = _response(message)
+            return [answers.RESPONSE_HEADERS]
+        if kind == "response_trailers":
+            return [answers.RESPONSE_TRAILERS]
+        if self._response_mode != FULL_DUPLEX:
+            return [answers.RESPONSE_BODY]
+        body = message.response_body
+        return answers.body_chunks(body.body, of_response=True, is_last=body.end_of_stream)
+
+
+def _pairs(headers: HttpHeaders, limits: HttpLimits) -> Pairs:
+    """Return the headers in lower case, duplicates in order. Raises HeadersTooLargeError."""
+    found = headers.headers.headers
+    if len(found) > limits.max_headers + len(_PSEUDO) + _MORE_PSEUDO:
+        raise HeadersTooLargeError(limits)
+    pairs = tuple(
+        (each.key.lower().encode(), each.raw_value or each.value.encode()) for each in found
+    )
+    if sum(len(name) + len(value) for name, value in pairs) > limits.header_limit_bytes:
+        raise HeadersTooLargeError(limits)
+    return pairs
+
+
+_MORE_PSEUDO = 2
+"""`:authority` and `:scheme`."""
+
+
+def _response(message: ProcessingRequest) -> GatewayResponse:
+    pairs = {each.key: each for each in message.response_headers.headers.headers}
+    status = pairs.get(":status")
+    written = b"" if status is None else status.raw_value or status.value.encode()
+    metadata = message.metadata_context.filter_metadata
+    served = served_address(
+        {LB: _plain(metadata[LB])} if LB in metadata else {},
+        {EXT_PROC: _plain(message.attributes[EXT_PROC])} if EXT_PROC in message.attributes else {},
+    )
+    return GatewayResponse(int(written) if written.isdigit() else 0, served)
+
+
+def _plain(fields: ProtoStruct) -> dict[str, Any]:
+    """Return the fields of protobuf's JSON as Python's values."""
+    plain: dict[str, Any] = MessageToDict(fields)
+    return plain
