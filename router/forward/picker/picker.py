@@ -94,10 +94,8 @@ class Picker:
                 self.lives.logged(_booking_in(entry))
         return b""
 
-    def check_load(self) -> None:
-        """Raise TooManyRequestsError or TooMuchAtOnceError beyond a limit of all streams."""
-        if self.open_streams > self.limits.max_streams:
-            raise TooManyRequestsError(self.limits.max_streams)
+    def check_bodies(self) -> None:
+        """Raise TooMuchAtOnceError beyond the limit of all bodies."""
         if self.body_bytes > self.limits.bodies_limit_bytes:
             raise TooMuchAtOnceError(self.limits.bodies_limit_bytes)
 
@@ -126,6 +124,7 @@ class _Call:
         "_channel",
         "_ended",
         "_held_bytes",
+        "_is_beyond_limit",
         "_path",
         "_picker",
         "_reading",
@@ -139,6 +138,7 @@ class _Call:
         self._booking_id = uuid4().hex
         self._reading: asyncio.Future[Any] | None = None
         self._held_bytes = 0
+        self._is_beyond_limit = picker.open_streams > picker.limits.max_streams
         self._path = ""
         self._ended: StreamEnd = "unplaced"
 
@@ -172,10 +172,15 @@ class _Call:
                         return
                     answers = self._stream.receive(data)
                     self._note_held()
-                    self._picker.check_load()
+                    self._check_load()
                     await self._send(answers)
         except TimeoutError:
             raise BodyTimeoutError(limit_s) from None
+
+    def _check_load(self) -> None:
+        if self._is_beyond_limit:
+            raise TooManyRequestsError(self._picker.limits.max_streams)
+        self._picker.check_bodies()
 
     async def _placed(self, request: GatewayRequest) -> Placed | None:
         """Place the request. Returns None if the stream ends before. Raises KvRouterError."""

@@ -125,6 +125,8 @@ class PickerStream:
     def _of_request(self, kind: str, message: ProcessingRequest) -> list[bytes]:
         if kind == "request_headers":
             return self._take_head(message)
+        if self._head is None:
+            raise MalformedBodyError("ext_proc: no headers came before", "headers first")
         if kind == "request_body":
             return self._take_body(message.request_body)
         if self._is_complete:  # a buffered body is complete before its trailers

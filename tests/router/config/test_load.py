@@ -5,6 +5,7 @@ import pytest
 from router.config.dynamo_aliases import ALIASES, REFUSED
 from router.config.load import RULES, load_router, load_router_config
 from router.config.openai import OpenAiConfig
+from router.config.picker import PickerConfig
 from router.config.router import RouterConfig
 from router.errors import ConfigError
 from router.forward.config import in_router
@@ -203,6 +204,15 @@ CONTRADICTIONS = {
         (each.name, "openai_port"): (f"--{each.name.replace('_', '-')}", str(each.value or 1))
         for each in settings_of(OpenAiConfig())
         if each.name != "openai_port"
+    },
+    ("epp_port", "shadow"): ("--epp-port", "9002", "--shadow"),
+    **{
+        (each.name, "epp_port"): (
+            f"--{each.name.replace('_', '-')}",
+            *([] if each.value is True else [str(each.value or 1)]),
+        )
+        for each in settings_of(PickerConfig())
+        if each.name != "epp_port"
     },
 }  # fmt: skip
 

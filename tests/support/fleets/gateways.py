@@ -7,7 +7,6 @@ import signal
 import subprocess
 from contextlib import asynccontextmanager
 
-import grpc
 import httpx
 from grpc import aio
 
@@ -36,7 +35,9 @@ _TYPES = "type.googleapis.com/envoy.extensions"
 # ── What a gateway says ──────────────────────────────────────────────────────────────────────────
 
 
-def head(path="/v1/completions", method="POST", *, eos=False, mode=4, answers=0, subset=..., **more):
+def head(
+    path="/v1/completions", method="POST", *, eos=False, mode=4, answers=0, subset=..., **more
+):
     """The first message. `subset`: the value of the hint; `more`: headers, with _ for -."""
     pairs = {":method": method, ":path": path, ":authority": "pool", ":scheme": "http"}
     pairs |= {} if method == "GET" else {"content-type": "application/json"}
@@ -332,7 +333,7 @@ def bootstrap(
     is_original_destination=False,
     has_log=True,
 ):
-    """The configuration of an Envoy that asks a picker: each variant that a gateway may generate."""
+    """The configuration of an Envoy that asks a picker, in each variant of the gateways."""
     retries = "connect-failure,refused-stream,reset-before-request"
     route = {
         "match": {"prefix": "/"},
@@ -396,16 +397,19 @@ class Envoy:
 
     @asynccontextmanager
     async def running(self):
-        command = [os.environ["ENVOY"], "-c", str(self._path), "--concurrency", "1"]
-        command += ["--use-dynamic-base-id", "--log-level", "warning"]
-        with self._log.open("ab") as log:
-            self.popen = subprocess.Popen(command, stdout=log, stderr=log)
+        self._start()
         try:
             async with httpx.AsyncClient() as client:
                 await eventually(lambda: self._is_ready(client))
             yield self
         finally:
             self.kill()
+
+    def _start(self):
+        command = [os.environ["ENVOY"], "-c", str(self._path), "--concurrency", "1"]
+        command += ["--use-dynamic-base-id", "--log-level", "warning"]
+        with self._log.open("ab") as log:
+            self.popen = subprocess.Popen(command, stdout=log, stderr=log)
 
     def kill(self):
         if self.popen.poll() is None:

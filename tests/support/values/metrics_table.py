@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry
 from router.config.router import RouterConfig
 from router.forward.config import ForwardConfig
 from router.forward.metrics import POOL_METRICS, PREFILL_METRICS, PREFIX
+from router.forward.picker.metrics import PICKER_METRICS, PickerMetrics
+from router.forward.picker.metrics import PREFIX as PICKER_PREFIX
 from router.forward.prefill.pools import PrefillPools
 from router.forward.service import ForwardService
 from router.observability.recorder import RECORDER_METRICS
@@ -65,6 +67,9 @@ def forwarding():
     registry = ForwardService(ForwardConfig()).metrics.registry
     expose(registry, PREFIX, POOL_METRICS, SimpleNamespace(open_connections=0))
     expose(registry, PREFIX, PREFILL_METRICS, PrefillPools())
+    PickerMetrics(registry)
+    counts = SimpleNamespace(open_streams=0, body_bytes=0, lives=SimpleNamespace(count=0))
+    expose(registry, PICKER_PREFIX, PICKER_METRICS, counts)
     return registry
 
 
