@@ -22,6 +22,7 @@ from router.forward.picker.wire.kv_router_picker_pb2 import (
     ProcessingResponse,
     ProtocolConfiguration,
 )
+from support.engines.upstreams import Upstream
 from support.processes.servers import eventually, free_port
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -188,6 +189,32 @@ class GatewayStream:
         """Half-close, and wait until the picker has ended the stream; return its status."""
         await self._call.done_writing()
         return await asyncio.wait_for(self._call.code(), 60)
+
+
+# ── Engines ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class ChunkedEngine(Upstream):
+    """An engine that also reads chunked bodies, as gateways send them; `bodies`: what it read."""
+
+    def __init__(self, script):
+        super().__init__(script)
+        self.bodies = []
+
+    async def _request(self, reader):
+        if not await super()._request(reader):
+            return False
+        text, data = self.requests[-1]
+        if "transfer-encoding: chunked" in text.lower():
+            data = b""
+            while size := int(await reader.readline(), 16):
+                data += await reader.readexactly(size)
+                await reader.readline()
+            while (await reader.readline()).strip():
+                pass
+        if data:
+            self.bodies.append(data)
+        return True
 
 
 # ── Envoy ────────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,356 @@
+"""A real Envoy before a picker: every way in which gateways use one, and what breaks."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from support.engines.upstreams import STREAM_END, STREAM_HEAD, event, response
+from support.fleets.gateways import ChunkedEngine, Envoy
+from support.processes.processes import Process
+from support.processes.running import RunningRouter
+from support.processes.servers import eventually, free_port
+
+pytestmark = pytest.mark.gateway
+
+COMPLETION = {"model": "default", "prompt": [1, 2, 3, 4, 5], "max_tokens": 4}
+LIMITS = httpx.Limits(max_connections=2000)
+
+
+class Fleet:
+    """A router with a picker, two engines, and an Envoy before them."""
+
+    def __init__(self, router, engines, envoy, client):
+        self.router, self.engines, self.envoy, self.client = router, engines, envoy, client
+
+    async def post(self, **fields):
+        return await self.client.post(
+            f"{self.envoy.url}/v1/completions", json={**COMPLETION, **fields}
+        )
+
+    async def active_requests(self):
+        loads = (await self.router.client.get("/loads")).json()
+        return sum(rank["active_requests"] for scope in loads for rank in scope["loads"])
+
+    async def until_free(self):
+        async def is_free():
+            return await self.active_requests() == 0
+
+        await eventually(is_free)
+
+    async def until_active(self, count):
+        async def is_active():
+            return await self.active_requests() == count
+
+        await eventually(is_active)
+
+    def bodies(self):
+        return [each for engine in self.engines for each in engine.bodies]
+
+    async def ended(self, how):
+        return await self.router.metric(f'kv_router_epp_requests_total{{ended="{how}"}}') or 0
+
+
+@asynccontextmanager
+async def fleet(tmp_path, then=None, variant=None, known=(0, 1), **fields):
+    """`then`: what engines do with requests; `known`: engines that Envoy knows, by number."""
+    port = free_port()
+    settings = {"epp_port": port, "probe_interval_s": 0.0, **fields}
+    one, two = ChunkedEngine(answers), ChunkedEngine(answers)
+    async with one.running(), two.running(), RunningRouter("", **settings).running() as router:
+        for worker_id, engine in enumerate((one, two), 1):
+            worker = {"worker_id": worker_id, "endpoint": engine.url, "block_size": 4}
+            assert (await router.post("/workers", worker)).status_code == 201
+        addresses = [f"127.0.0.1:{each.port}" for each in (one, two)]
+        shown = [addresses[number] for number in known]
+        envoy = Envoy(tmp_path, port, shown, **{"has_tls": True, **(variant or {})})
+        async with envoy.running(), httpx.AsyncClient(timeout=60, limits=LIMITS) as client:
+            found = Fleet(router, (one, two), envoy, client)
+            await eventually(lambda: _is_listed(found))
+            for engine in (one, two):
+                engine.script = then or answers
+            yield found
+            await found.until_free()
+
+
+async def _is_listed(fleet):
+    """Whether the picker has its list of workers."""
+    answered = await fleet.client.get(f"{fleet.envoy.url}/v1/models")
+    return answered.status_code == 200 or "subset" in answered.text
+
+
+async def answers(engine, writer):
+    writer.write(response(json.dumps({"served_by": engine.port}).encode()))
+    await writer.drain()
+
+
+async def streams(_, writer):
+    writer.write(STREAM_HEAD)
+    for number in range(20):
+        writer.write(event({"choices": [{"text": str(number)}]}))
+        await writer.drain()
+        await asyncio.sleep(0.01)
+    writer.write(event(b"[DONE]") + STREAM_END)
+    await writer.drain()
+
+
+async def begins(_, writer):
+    """Begin a stream that never ends."""
+    writer.write(STREAM_HEAD + event({"choices": [{"text": "a"}]}))
+    await writer.drain()
+    await asyncio.Event().wait()
+
+
+VARIANTS = {
+    "streamed": {},
+    "without_tls": {"has_tls": False},
+    "response_bodies": {"response_body": "FULL_DUPLEX_STREAMED"},
+    "buffered": {"request_body": "BUFFERED"},
+    "original_destination": {"is_original_destination": True},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+async def test_request_reaches_the_chosen_engine_whole(tmp_path, name):
+    variant, fields = VARIANTS[name], {}
+    if name == "without_tls":
+        fields["epp_tls"] = False
+    async with fleet(tmp_path, streams, variant, **fields) as found:
+        sizes = [4, 100_000 if name == "buffered" else 200_000]  # Envoy buffers 1 MiB
+        for size in sizes:
+            answer = await found.post(prompt=list(range(size)), stream=True)
+            assert (answer.status_code, answer.text.count("data:")) == (200, 21), answer.text
+        lengths = sorted(len(json.loads(each)["prompt"]) for each in found.bodies())
+        assert lengths == sizes
+        await found.until_free()
+        stats = await found.envoy.stats()
+        assert (stats["spurious_msgs_received"], stats["streams_failed"]) == (0, 0)
+        assert stats["rejected_header_mutations"] == 0
+
+
+async def test_booking_lasts_as_long_as_the_answer(tmp_path):
+    async with fleet(tmp_path, then=begins) as found:
+        async with found.client.stream(
+            "POST", f"{found.envoy.url}/v1/completions", json=COMPLETION
+        ) as answer:
+            lines = answer.aiter_lines()
+            assert (await anext(lines)).startswith("data:")
+            assert await found.active_requests() == 1
+        await found.until_free()
+        assert await found.ended("answered") >= 1
+
+
+async def test_client_that_vanishes_before_an_answer_leaves_no_booking(tmp_path):
+    async def hangs(_, __):
+        await asyncio.Event().wait()
+
+    async with fleet(tmp_path, then=hangs) as found:
+        asking = asyncio.create_task(found.post())
+        await found.until_active(1)
+        asking.cancel()
+        await found.until_free()
+
+
+async def test_refusals_reach_the_client_in_its_format(tmp_path):
+    async with fleet(tmp_path, variant={"subset": ["10.9.9.9:1"]}) as found:
+        assert (await found.post()).status_code == 503
+        assert (await found.post()).json()["error"]["code"] == "no_endpoints"
+        broken = await found.client.post(
+            f"{found.envoy.url}/v1/completions",
+            content=b"{",
+            headers={"content-type": "application/json"},
+        )
+        assert (broken.status_code, broken.json()["error"]["code"]) == (400, "malformed_body")
+
+
+async def test_endpoint_that_the_gateway_does_not_know_is_booked_where_it_is_served(tmp_path):
+    async with fleet(tmp_path, begins, known=(0,)) as found:
+        tasks = [asyncio.create_task(found.post(prompt=[number] * 40)) for number in range(6)]
+        await found.until_active(6)
+
+        async def all_on_the_first():
+            loads = (await found.router.client.get("/loads")).json()[0]["loads"]
+            return {each["worker_id"]: each["active_requests"] for each in loads} == {1: 6, 2: 0}
+
+        await eventually(all_on_the_first)
+        for task in tasks:
+            task.cancel()
+
+
+async def test_a_thousand_requests_at_once_are_all_answered_and_freed(tmp_path):
+    async def slowly(_, writer):
+        await asyncio.sleep(0.5)
+        writer.write(response(b"{}"))
+        await writer.drain()
+
+    # Health checks of a second would fail: clients, engines and picker share one process here.
+    async with fleet(tmp_path, slowly, {"is_checked": False}) as found:
+        prompts = [[number, *range(200)] for number in range(1000)]
+        answered = await asyncio.gather(*(found.post(prompt=each) for each in prompts))
+        assert {each.status_code for each in answered} == {200}
+        assert await found.ended("answered") >= 1000
+
+
+async def test_engine_that_refuses_before_it_has_read_a_long_body_is_heard(tmp_path):
+    async def refuses(_, writer):
+        writer.write(response(b'{"error": "too long"}', "413 Too Large"))
+        await writer.drain()
+
+    async with fleet(tmp_path, refuses) as found:
+        for _ in range(5):
+            answer = await found.post(prompt=list(range(200_000)))
+            assert (answer.status_code, answer.json()) == (413, {"error": "too long"})
+
+
+async def test_killed_gateway_leaves_no_booking(tmp_path):
+    async with fleet(tmp_path, begins) as found:
+        tasks = [asyncio.create_task(found.post()) for _ in range(4)]
+        await found.until_active(4)
+        found.envoy.kill()
+        await found.until_free()
+        await asyncio.wait(tasks)
+        for task in tasks:
+            assert isinstance(task.exception(), httpx.HTTPError)
+
+
+async def test_subset_hint_of_the_gateway_is_kept(tmp_path):
+    async with fleet(tmp_path) as found:
+        address = f"127.0.0.1:{found.engines[1].port}"
+        epp = found.router.config.picker.epp_port
+        every = [f"127.0.0.1:{each.port}" for each in found.engines]
+        async with Envoy(tmp_path, epp, every, subset=[address]).running() as limited:
+            for number in range(6):
+                body = {**COMPLETION, "prompt": [number] * 9}
+                answer = await found.client.post(f"{limited.url}/v1/completions", json=body)
+                assert answer.json() == {"served_by": found.engines[1].port}
+
+
+async def test_access_log_ends_bookings(tmp_path):
+    async with fleet(tmp_path, epp_ends="access_log") as found:
+        assert (await found.post()).status_code == 200
+        await found.until_free()
+        name = 'kv_router_epp_access_log_entries_total{outcome="ended"}'
+        assert await found.router.metric(name) >= 1
+
+
+class Processes:
+    """A router and a picker as processes, with an Envoy before them."""
+
+    def __init__(self, directory, engines):
+        self.port, self.router_port = free_port(), free_port()
+        # Bookings of a killed picker expire.
+        router = {"http-port": self.router_port, "reservation-ttl-s": 2}
+        self.router = Process(directory, "router", "router", "serve", **router)
+        options = {
+            "router-url": f"http://127.0.0.1:{self.router_port}",
+            "http-port": free_port(),
+            "epp-port": self.port,
+            "epp-health-port": free_port(),
+            "drain-s": 8,
+        }
+        self.metrics = f"http://127.0.0.1:{options['http-port']}"
+        self.picker = Process(directory, "epp", "router", "epp", **options)
+        self.engines = engines
+
+    async def register(self, client):
+        for worker_id, engine in enumerate(self.engines, 1):
+            worker = {"worker_id": worker_id, "endpoint": engine.url, "block_size": 4}
+
+            async def is_registered(worker=worker):
+                try:
+                    answer = await client.post(f"{self._at}/workers", json=worker)
+                except httpx.HTTPError:
+                    return False
+                return answer.status_code == 201
+
+            await eventually(is_registered)
+
+        async def is_ready():
+            try:
+                return (await client.get(f"{self.metrics}/ready")).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        await eventually(is_ready)
+
+    @property
+    def _at(self):
+        return f"http://127.0.0.1:{self.router_port}"
+
+    async def active_requests(self, client):
+        loads = (await client.get(f"{self._at}/loads")).json()
+        return sum(rank["active_requests"] for scope in loads for rank in scope["loads"])
+
+    def end(self):
+        self.picker.end()
+        self.router.end()
+
+
+@pytest.fixture
+async def processes(tmp_path):
+    one, two = ChunkedEngine(answers), ChunkedEngine(answers)
+    async with one.running(), two.running(), httpx.AsyncClient(timeout=60) as client:
+        found = Processes(tmp_path, (one, two))
+        try:
+            await found.register(client)
+            yield found, client, [f"127.0.0.1:{each.port}" for each in (one, two)]
+        finally:
+            found.end()
+
+
+async def test_killed_picker_fails_open_or_closed_as_the_gateway_says(processes, tmp_path):
+    found, client, engines = processes
+    opened = Envoy(tmp_path, found.port, engines, fails_open=True)
+    closed = Envoy(tmp_path, found.port, engines)
+    async with opened.running(), closed.running():
+        for envoy in (opened, closed):
+            answer = await client.post(f"{envoy.url}/v1/completions", json=COMPLETION)
+            assert answer.status_code == 200
+        found.picker.kill()
+        for envoy, status in ((opened, 200), (closed, 503)):
+
+            async def is_known(envoy=envoy, status=status):
+                answer = await client.post(f"{envoy.url}/v1/completions", json=COMPLETION)
+                return answer.status_code == status or (status == 503 and answer.is_error)
+
+            await eventually(is_known)
+
+        async def is_free():
+            return await found.active_requests(client) == 0
+
+        await eventually(is_free)
+
+
+async def test_stopping_picker_is_not_ready_first_and_answers_on(processes, tmp_path):
+    found, client, engines = processes
+    async with Envoy(tmp_path, found.port, engines, fails_open=True).running() as envoy:
+        url = f"{envoy.url}/v1/completions"
+        assert (await client.post(url, json=COMPLETION)).status_code == 200
+        found.picker.popen.terminate()
+        statuses = set()
+        while found.picker.popen.poll() is None:
+            statuses.add((await client.post(url, json=COMPLETION)).status_code)
+            await asyncio.sleep(0.02)
+        assert statuses == {200}
+        assert (await client.post(url, json=COMPLETION)).status_code == 200  # by the fallback
+
+
+async def test_stalled_picker_holds_requests_until_it_goes_on(processes, tmp_path):
+    found, client, engines = processes
+    async with Envoy(tmp_path, found.port, engines, is_checked=False).running() as envoy:
+        url = f"{envoy.url}/v1/completions"
+        assert (await client.post(url, json=COMPLETION)).status_code == 200
+        found.picker.pause()
+        asking = asyncio.create_task(client.post(url, json=COMPLETION))
+        vanishing = asyncio.create_task(client.post(url, json=COMPLETION))
+        await asyncio.sleep(0.3)
+        vanishing.cancel()
+        found.picker.go_on()
+        assert (await asking).status_code == 200
+
+        async def is_free():
+            return await found.active_requests(client) == 0
+
+        await eventually(is_free)
