@@ -109,7 +109,8 @@ def load_forward(
     config_type: type[ForwardConfig] = ForwardConfig,
 ) -> Loaded[ForwardConfig]:
     """Load the settings from flags, environment and file. Raises ConfigError."""
-    loaded = load_with_sources(config_type, arguments, environment, FORWARD_PREFIX)
+    program = "kv-router epp" if config_type is EppConfig else ""
+    loaded = load_with_sources(config_type, arguments, environment, FORWARD_PREFIX, program=program)
     config, router = loaded.config, loaded.config.router
     check_security(config, config.security, config.block_keys, loaded.sources)
     for key in _FILES:

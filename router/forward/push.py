@@ -20,6 +20,7 @@ from router.forward.apis.api import CHAT, COMPLETIONS
 from router.forward.apis.event_stream import EngineErrorEvent, EventStream
 from router.forward.apis.kept_responses import KeptResponses
 from router.forward.apis.passed import PASSED, says_it_is_missing
+from router.forward.apis.sse import EventSplitter, EventTooLargeError
 from router.forward.errors import (
     ANOTHER_MAY_TAKE,
     NOT_ITS_FAULT,
@@ -43,7 +44,6 @@ from router.forward.resilience.booking import reserve_with_failover
 from router.forward.resilience.circuit_breaker import CircuitBreaker
 from router.forward.resilience.retry_budget import BudgetLimits, RetryBudget
 from router.forward.resilience.worker_list import WorkerList
-from router.forward.sse import EventSplitter, EventTooLargeError
 from router.forward.stream_state import StreamState, stream_of
 from router.forward.tokenizer.referee import RefereeKey
 from router.protocol.replies import Decision

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.forward.apis.event_stream import EngineErrorEvent, EventStream
+from router.forward.apis.sse import data_of
 from router.forward.migration import Before, as_before
 from router.forward.request_body import CompletionRequest
-from router.forward.sse import data_of
 from router.protocol.requests import Usage
 from router.protocol.values import UNREADABLE, TokenId
 

@@ -33,12 +33,20 @@ def test_version_option_prints_the_version(capsys):
     assert capsys.readouterr().out.startswith("kv-router ")
 
 
-def test_help_of_a_command_names_it(capsys):
+@pytest.mark.parametrize(
+    ("command", "variable"),
+    [
+        ("serve", "KV_ROUTER_CONFIG"),
+        ("forward", "KV_ROUTER_FORWARD_CONFIG"),
+        ("epp", "KV_ROUTER_FORWARD_CONFIG"),
+    ],
+)
+def test_help_of_a_command_names_it(capsys, command, variable):
     with pytest.raises(SystemExit):
-        main(["serve", "--help"])
+        main([command, "--help"])
     said = capsys.readouterr().out
-    assert said.startswith("usage: kv-router serve [options]")
-    assert "KV_ROUTER_CONFIG" in said
+    assert said.startswith(f"usage: kv-router {command} [options]")
+    assert variable in said
 
 
 def test_ctrl_c_before_there_is_anything_to_stop_ends_a_command_without_a_traceback(tmp_path):

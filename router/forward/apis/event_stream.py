@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from router.forward.apis.sse import named_data_of
 from router.forward.apis.stream_events import StreamEvent
-from router.forward.sse import named_data_of
 from router.protocol.requests import Usage
 from router.protocol.values import UNREADABLE
 

@@ -297,13 +297,16 @@ def load_with_sources(
     prefix: str,
     elsewhere: Mapping[str, str] = NO_OTHERS,
     aliases: Sequence[Alias] = (),
+    program: str = "",
 ) -> Loaded[T]:
     """Load a process's configuration. Raises ConfigError; prints help and exits on `--help`.
 
     `elsewhere`: settings that apply only if this process is started in another way, and that way.
-    Two names of one setting in one source must have equal values.
+    Two names of one setting in one source must have equal values. `program`: its name in the help,
+    where the prefix does not say it.
     """
-    flags = vars(_parser(config_type, prefix, elsewhere, aliases).parse_args(arguments))
+    program = program or _program(prefix)
+    flags = vars(_parser(program, config_type, prefix, elsewhere, aliases).parse_args(arguments))
     path = flags.pop("config", None) or environment.get(f"{prefix}CONFIG")
     is_asked_for = flags.pop("show_config", False)
     own = _from_environment(environment, prefix)
@@ -365,9 +368,12 @@ def describe(config_type: type[Struct]) -> list[tuple[str, object, str]]:
 
 
 def _parser(
-    config_type: type[Struct], prefix: str, elsewhere: Mapping[str, str], aliases: Sequence[Alias]
+    program: str,
+    config_type: type[Struct],
+    prefix: str,
+    elsewhere: Mapping[str, str],
+    aliases: Sequence[Alias],
 ) -> Parser:
-    program = _program(prefix)
     parser = Parser(prog=program, usage=f"{program} [options]", argument_default=SUPPRESS)
     if prefix in PREFIXES:
         parser.epilog = f"Each can also be set in the environment, such as {prefix}CONFIG."

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from router.errors import InvalidFieldError
 from router.forward.apis.api import CHAT, COMPLETIONS
+from router.forward.apis.sse import EventSplitter, EventTooLargeError, data_of
 from router.forward.errors import NoWorkerNamedError
 from router.forward.headers import own_headers, to_client, to_engine
 from router.forward.placement import (
@@ -19,7 +20,6 @@ from router.forward.placement import (
     named_worker,
 )
 from router.forward.request_body import MOST_NAMES, MOST_PROMPTS, read_completion_request
-from router.forward.sse import EventSplitter, EventTooLargeError, data_of
 from router.forward.stream_state import EngineErrorEvent, StreamState, Wanted
 from router.protocol.replies import Decision, OverlapTokens, Trust, TrustState
 from router.protocol.requests import RankTarget

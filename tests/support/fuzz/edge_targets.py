@@ -22,6 +22,7 @@ from router.forward.apis.chats.dialect import (
 )
 from router.forward.apis.event_stream import EngineErrorEvent, EventStream
 from router.forward.apis.media_names import with_own_names
+from router.forward.apis.sse import EventSplitter
 from router.forward.migration import Before, continuation, is_migratable
 from router.forward.prefill.handoff import (
     is_handed_over,
@@ -31,7 +32,6 @@ from router.forward.prefill.handoff import (
 )
 from router.forward.request_body import read_completion_request
 from router.forward.request_templates import read
-from router.forward.sse import EventSplitter
 from router.forward.stream_state import StreamState, Wanted
 from router.forward.tokenizer.chats import read_chat
 from router.forward.tokenizer.conversation import rendered

@@ -9,8 +9,8 @@ import pytest
 from router.errors import InvalidFieldError, KvRouterError
 from router.forward.apis.api import APIS, CHAT, COUNT_TOKENS, MESSAGES, RESPONSES
 from router.forward.apis.event_stream import EngineErrorEvent, EventStream
+from router.forward.apis.sse import EventSplitter
 from router.forward.request_body import read_completion_request
-from router.forward.sse import EventSplitter
 from router.forward.stream_state import stream_of
 from router.protocol.requests import Usage
 
