@@ -118,12 +118,15 @@ def test_images_install_packages_by_hash_alone():
 
 @pytest.mark.parametrize(
     ("lock", "extras"),
-    [("router", {"forward", "nkeys", "otel", "redis"}), ("agent", {"agent", "nkeys", "redis"})],
+    [
+        ("router", {"epp", "forward", "nkeys", "otel", "redis"}),
+        ("agent", {"agent", "nkeys", "redis"}),
+    ],
 )
 def test_images_have_every_package_that_a_setting_may_need(lock, extras):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
-    without = {"dev"} | ({"forward", "otel"} if "agent" in extras else {"agent"})
+    without = {"dev"} | ({"epp", "forward", "otel"} if "agent" in extras else {"agent"})
     assert extras == {*optional} - without
     asked = map(Requirement, sum([optional[each] for each in extras], project["dependencies"]))
     versions = versions_of(lock)
