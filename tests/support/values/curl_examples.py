@@ -128,7 +128,8 @@ SECTIONS = {
     ],
 }
 
-VARIES = re.compile(r'"((?:incarnation|[a-z_]+_s)":)[-0-9.e]+')
+VARIES = re.compile(r'"((?:incarnation|potential_decode_blocks|[a-z_]+_s)":)[-0-9.e]+')
+"""Decode blocks grow by the expected progress of answers, as time passes."""
 
 
 def request_of(command):
