@@ -65,6 +65,7 @@ async def test_prompts_are_handed_over_from_pool_to_pool(up, monkeypatch):
     assert right > prompts / 2  # on a busy machine events of computed blocks arrive late
 
 
+@pytest.mark.long
 async def test_up_restarts_dead_processes_and_stops_on_ctrl_c(up, tmp_path):
     options = ("--no-demo", "--workers", "2", "--dp-size", "2", "--data-dir", str(tmp_path))
     fleet = await up(*options)
