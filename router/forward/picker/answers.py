@@ -131,7 +131,6 @@ def refused(refusal: Refusal) -> bytes:
 
 
 REQUEST_HEADERS = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
-REQUEST_BODY = ProcessingResponse(request_body=BodyResponse()).SerializeToString()
 REQUEST_TRAILERS = ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString()
 RESPONSE_HEADERS = ProcessingResponse(response_headers=HeadersResponse()).SerializeToString()
 RESPONSE_BODY = ProcessingResponse(response_body=BodyResponse()).SerializeToString()

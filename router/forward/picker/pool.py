@@ -24,7 +24,7 @@ class PoolEndpoint(Struct, frozen=True):
 
 
 class PoolView(Protocol):
-    """What the picker has to know of a pool."""
+    """A pool of a gateway: its endpoints, and the priorities of its objectives."""
 
     def unready_reason(self) -> str | None:
         """Return why the pool is not known yet, or None."""

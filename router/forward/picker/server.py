@@ -7,8 +7,7 @@ the same with small ones. It is imported by processes with a picker alone.
 import asyncio
 import datetime
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from router.errors import ConfigError
 from router.forward.picker.picker import Picker
 from router.forward.picker.pool import PoolView
 from router.forward.picker.wire.kv_router_picker_pb2 import Health, HealthCheck
-from router.runtime.http_server.server import listening
+from router.runtime.security.edge import WatchedFiles
 
 log = logging.getLogger(__name__)
 
@@ -103,17 +102,6 @@ class PickerServer:
         return _SERVING if is_ready else _NOT_SERVING
 
 
-@contextmanager
-def claimed_ports(config: PickerConfig, host: str) -> Iterator[None]:
-    """Check that the ports are free before anything depends on them. Raises ConfigError."""
-    for key in ("epp_port", "epp_health_port"):
-        port = getattr(config, key)
-        if port:
-            with listening(host, port, key):
-                pass
-    yield
-
-
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
@@ -166,34 +154,27 @@ class _CertificateFiles:
     """The files of certificates. `changed` is called by gRPC's threads, for every connection."""
 
     def __init__(self, config: PickerConfig) -> None:
+        named = (config.epp_cert_file, config.epp_key_file, config.epp_client_ca_file)
+        files = [Path(each) for each in named if each]
         self._config = config
-        self.current, self._stamps = self._read()
+        self._watched = WatchedFiles("the picker's certificates", files, self._reload)
+        self.current = self._read()
 
     def changed(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the contents if the files have changed and can be read, otherwise None."""
-        try:
-            if self._stamp() == self._stamps:
-                return None
-            self.current, self._stamps = self._read()
-        except (OSError, ConfigError) as error:
-            log.error("certificates not reloaded, the former stay in effect: %s", error)
-            return None
-        return self.current
+        former = self.current
+        self._watched.look()
+        return None if self.current is former else self.current
 
-    def _paths(self) -> list[Path]:
+    def _reload(self) -> None:
+        self.current = self._read()
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
         config = self._config
-        named = (config.epp_cert_file, config.epp_key_file, config.epp_client_ca_file)
-        return [Path(each) for each in named if each]
-
-    def _stamp(self) -> list[tuple[int, int]]:
-        return [(each.stat().st_mtime_ns, each.stat().st_ino) for each in self._paths()]
-
-    def _read(self) -> tuple[grpc.ServerCertificateConfiguration, list[tuple[int, int]]]:
-        stamps, config = self._stamp(), self._config
         certificate, key = _bytes(config.epp_cert_file), _bytes(config.epp_key_file)
         check_pair(config, certificate, key)
         clients = _bytes(config.epp_client_ca_file) if config.epp_client_ca_file else None
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], clients), stamps
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], clients)
 
 
 def check_pair(config: PickerConfig, certificate: bytes, key: bytes) -> None:
@@ -210,7 +191,12 @@ def check_pair(config: PickerConfig, certificate: bytes, key: bytes) -> None:
 
 
 def _bytes(path: str) -> bytes:
-    return Path(path).read_bytes()
+    """Return the contents of a file of certificates. Raises ConfigError."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        reason = f"{path}: {error.strerror}"
+        raise ConfigError("epp_cert_file", reason, "a readable PEM file") from error
 
 
 def self_signed() -> tuple[bytes, bytes]:

@@ -1,4 +1,4 @@
-"""One request at a gateway, as its ext_proc stream tells it. Pure: messages in, answers out.
+"""The state of one ext_proc stream: one request at a gateway. Messages in, answers out; no I/O.
 
     headers ─▶ body… ─▶ end of body, or trailers ─▶ `request` ─▶ route() or refuse()
                                                                     │
@@ -79,7 +79,6 @@ class PickerStream:
         "_response_mode",
         "_subset",
         "held_bytes",
-        "is_observed",
         "request",
         "response",
     )
@@ -93,7 +92,6 @@ class PickerStream:
         self._is_complete = self._is_settled = False
         self._is_bodiless = self._has_trailers = False
         self.held_bytes = 0
-        self.is_observed = False
         self.request: GatewayRequest | None = None
         self.response: GatewayResponse | None = None
 
@@ -114,7 +112,6 @@ class PickerStream:
             raise MalformedBodyError(f"ext_proc message: {error}") from error
         kind = message.WhichOneof("request")
         if kind is None or message.observability_mode:
-            self.is_observed |= message.observability_mode
             return []
         if kind.startswith("response"):
             return self._of_response(kind, message)
