@@ -28,12 +28,13 @@ async def refuse_twin(bus: Bus, subjects: Subjects, worker_id: int) -> None:
     """Raise TwinError if an agent with this worker id is running.
 
     The bus reports at once if there is no listener; a listener without a response is alive as well.
-    Raises BusUnavailableError.
+    Raises BusUnavailableError, also if the connection is lost before the response.
     """
     subject = subjects.ping(worker_id)
     async with translated(subject):
         try:
-            answer = await bus.client.request(subject, timeout=PING_TIMEOUT_S)
+            ping = bus.client.request(subject, timeout=PING_TIMEOUT_S)
+            answer = await bus.answered(ping)
             detail = f"incarnation {answer.data.decode(errors='replace')} responds"
         except NoRespondersError:
             return

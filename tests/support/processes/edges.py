@@ -16,7 +16,7 @@ from router.publisher.event_publisher import KvEventPublisher
 from router.publisher.journal.journal import EventJournal, JournalLimits
 from router.publisher.load_publisher import LoadPublisher, ReceivedBeacons
 from router.runtime.bus.connection import StreamLimits, connection
-from router.runtime.bus.errors import BusError
+from router.runtime.bus.errors import BusError, TwinError
 from router.runtime.bus.kv_lease import KvLease
 from router.runtime.bus.transport import NatsTransport
 from router.sequence.active.prompt import prepare
@@ -169,6 +169,8 @@ class Edge:
         self._task.cancel()
         await asyncio.wait([self._task], timeout=60)
         assert self.is_dead
+        if not self._task.cancelled():
+            self._task.result()  # it had ended by itself
         for here in self.ranks.values():
             here.life.ended_s = time.monotonic()
 
@@ -183,7 +185,7 @@ class Edge:
             async with connection(self._url, f"edge {self.worker_id}", self._connected) as bus:
                 try:
                     await self._live(bus)
-                except* BusError:
+                except* (BusError, TwinError):  # a supervisor starts an agent again
                     await asyncio.sleep(0.2)
 
     def _connected(self, connected):
