@@ -13,12 +13,12 @@ from router.errors import KvRouterError
 from router.forward.picker.answers import BOOKING
 from router.forward.picker.lives import Lives
 from router.forward.picker.metrics import PickerMetrics, StreamEnd
-from router.forward.picker.placement import GatewayPlacement, Placed, refusal_of
+from router.forward.picker.placement import Admitted, GatewayPlacement, Placed, refusal_of
 from router.forward.picker.steering import LB
-from router.forward.picker.stream import GatewayRequest, PickerStream, StreamLimits
+from router.forward.picker.stream import GatewayHead, PickerStream, StreamLimits
 from router.forward.picker.wire.kv_router_picker_pb2 import AccessLogs, HttpLogEntry
 from router.runtime.http_server.admission import TooMuchAtOnceError
-from router.runtime.process.errors import BodyTimeoutError
+from router.runtime.process.errors import BodyTimeoutError, BodyTooLargeError
 from router.runtime.security.errors import TooManyRequestsError
 
 log = logging.getLogger(__name__)
@@ -94,15 +94,23 @@ class Picker:
                 self.lives.logged(_booking_in(entry))
         return b""
 
-    def check_bodies(self) -> None:
-        """Raise TooMuchAtOnceError beyond the limit of all bodies."""
-        if self.body_bytes > self.limits.bodies_limit_bytes:
+    def admitted(self, head: GatewayHead) -> Admitted:
+        """Admit a request by its headers. Raises the error that refuses it."""
+        admitted = self._placement.admitted(head)
+        if head.length_bytes > self.limits.body_limit_bytes:
+            raise BodyTooLargeError(self.limits.body_limit_bytes)
+        self.check_bodies(head.length_bytes)
+        return admitted
+
+    def check_bodies(self, more_bytes: int = 0) -> None:
+        """Raise TooMuchAtOnceError if all bodies, and `more_bytes`, are beyond their limit."""
+        if self.body_bytes + more_bytes > self.limits.bodies_limit_bytes:
             raise TooMuchAtOnceError(self.limits.bodies_limit_bytes)
 
-    async def place(self, request: GatewayRequest, booking_id: str) -> Placed:
+    async def place(self, admitted: Admitted, body: bytes, booking_id: str) -> Placed:
         """Place a request. Raises the error that refuses it."""
         began_s = time.monotonic()
-        placed = await self._placement.place(request, booking_id)
+        placed = await self._placement.place(admitted, body, booking_id)
         self._metrics.placing_seconds.note(time.monotonic() - began_s)
         self.lives.begin(booking_id, placed)
         return placed
@@ -145,12 +153,8 @@ class _Call:
     async def run(self) -> None:
         """Serve the stream to its end."""
         try:
-            await self._read_request()
-            request = self._stream.request
-            if request is None:
-                return
-            self._path = request.path
-            placed = await self._placed(request)
+            admitted = await self._read_request()
+            placed = None if admitted is None else await self._placed(admitted)
         except KvRouterError as error:
             await self._refuse(error)
         else:
@@ -161,30 +165,38 @@ class _Call:
         self._note_held()
         await self._follow()
 
-    async def _read_request(self) -> None:
-        """Read until the request is complete, or the stream ends. Raises KvRouterError."""
-        limit_s = self._picker.limits.body_timeout_s
+    async def _read_request(self) -> Admitted | None:
+        """Read a request to its end. Returns None if the stream ends before.
+
+        Its headers admit it, before any of its body is read. Raises KvRouterError.
+        """
+        limit_s, admitted = self._picker.limits.body_timeout_s, None
         try:
             async with asyncio.timeout(limit_s):
                 while self._stream.is_waiting:
                     data = await self._channel.read()
                     if not isinstance(data, bytes):
-                        return
+                        return None
                     answers = self._stream.receive(data)
+                    if admitted is None and self._stream.head is not None:
+                        admitted = self._admitted(self._stream.head)
                     self._note_held()
-                    self._check_load()
+                    self._picker.check_bodies()
                     await self._send(answers)
         except TimeoutError:
             raise BodyTimeoutError(limit_s) from None
+        return admitted
 
-    def _check_load(self) -> None:
+    def _admitted(self, head: GatewayHead) -> Admitted:
+        self._path = head.path
         if self._is_beyond_limit:
             raise TooManyRequestsError(self._picker.limits.max_streams)
-        self._picker.check_bodies()
+        return self._picker.admitted(head)
 
-    async def _placed(self, request: GatewayRequest) -> Placed | None:
+    async def _placed(self, admitted: Admitted) -> Placed | None:
         """Place the request. Returns None if the stream ends before. Raises KvRouterError."""
-        placing = asyncio.ensure_future(self._picker.place(request, self._booking_id))
+        body = self._stream.body
+        placing = asyncio.ensure_future(self._picker.place(admitted, body, self._booking_id))
         try:
             while not placing.done():
                 reading = self._read()

@@ -22,7 +22,7 @@ from router.forward.permitted_fields import permitted
 from router.forward.picker.answers import Refusal, Route
 from router.forward.picker.pool import PoolEndpoint, PoolView, members
 from router.forward.picker.steering import DROPPED_REASON, PREFILLER, Steering, steering_in
-from router.forward.picker.stream import GatewayRequest
+from router.forward.picker.stream import GatewayHead
 from router.forward.prefill.remote_prefill import PrefillRequest
 from router.forward.prefill.router import PrefillRouter
 from router.forward.preparation import Preparation, PreparedRequest, read_request
@@ -31,6 +31,7 @@ from router.forward.resilience.booking import reserve_with_failover
 from router.forward.resilience.circuit_breaker import CircuitBreaker
 from router.forward.resilience.worker_list import WorkerList
 from router.protocol.requests import RankTarget, SelectRequest
+from router.runtime.security.caller import Caller
 from router.runtime.security.guard import Guard
 from router.runtime.security.guarded import admit, refusal_headers
 from router.scheduler.errors import NoEndpointsError
@@ -43,7 +44,26 @@ _MODEL = "/v1/models/"
 _ROUTES = tuple(f"POST {path}" for path in (*APIS, *PASSED)) + tuple(
     f"GET {path}" for path in (*_OPEN_PATHS, f"{_MODEL}{{model}}")
 )
+_READING = ("GET", "HEAD")
 _SHED = frozenset((429, 529))
+
+
+class Admitted(Struct, frozen=True, eq=False):
+    """A request that may be placed once its body is there. `path`: without its query.
+
+    `members`: the endpoints of its subset; None: all.
+    """
+
+    head: GatewayHead
+    path: str
+    caller: Caller
+    steering: Steering
+    members: list[PoolEndpoint] | None
+
+    @property
+    def is_passed_on(self) -> bool:
+        """True for a request without a prompt, which any endpoint serves."""
+        return self.head.method in _READING
 
 
 class Placed(Struct, frozen=True, eq=False):
@@ -81,34 +101,44 @@ class GatewayPlacement:
         self._fallbacks = fallbacks
         self._turns = itertools.count()
 
-    async def place(self, request: GatewayRequest, booking_id: str) -> Placed:
+    def admitted(self, head: GatewayHead) -> Admitted:
+        """Admit a request by its headers alone. Raises the error that refuses it.
+
+        A caller that is not known learns neither routes nor endpoints.
+        """
+        path, headers = head.path.partition("?")[0], head.headers
+        reads = head.method in _READING
+        caller = admit(self._guard, "GET" if reads else head.method, path, headers)
+        route = f"{head.method} {path}"
+        if not (_is_open(path) if reads else path in APIS or path in PASSED):
+            raise RouteNotFoundError(route, _ROUTES)
+        if not reads and head.method != "POST":
+            raise MethodNotAllowedError(route, ("POST",))
+        found = None if head.subset is None else members(self._pool, head.subset)
+        if found is not None and not found:
+            raise self._no_endpoints("any", head)
+        return Admitted(head, path, caller, steering_in(headers), found)
+
+    async def place(self, admitted: Admitted, body: bytes, booking_id: str) -> Placed:
         """Place a request, and book it under an id. Raises the error that refuses it.
 
         The caller must leave the bookings.
         """
-        path = request.path.partition("?")[0]
-        steering = steering_in(request.headers)
-        if request.method in ("GET", "HEAD"):
-            return self._any_endpoint(request, path, steering)
-        if path not in APIS and path not in PASSED:
-            raise RouteNotFoundError(f"{request.method} {path}", _ROUTES)
-        if request.method != "POST":
-            raise MethodNotAllowedError(f"{request.method} {path}", ("POST",))
-        caller = admit(self._guard, "POST", path, request.headers)
-        kind = (header(request.headers, b"content-type") or "").encode()
-        read, _ = await read_request(path, request.body, kind, None)
+        if admitted.is_passed_on:
+            return self._any_endpoint(admitted)
+        headers, steering, caller = admitted.head.headers, admitted.steering, admitted.caller
+        kind = (header(headers, b"content-type") or "").encode()
+        read, _ = await read_request(admitted.path, body, kind, None)
         named = _renamed(read, steering)
         asked, _ = permitted(named, caller)
-        router_request = self._preparation.placing.request_in(None, asked, request.headers, caller)
-        router_request = self._limited(router_request, request.subset)
+        router_request = self._preparation.placing.request_in(None, asked, headers, caller)
+        router_request = self._limited(router_request, admitted)
         router_request = self._prioritized(router_request, steering)
         router_request = structs.replace(router_request, request_id=booking_id)
-        prepared = await self._preparation.prepared(
-            asked, router_request, request.headers, caller.tenant
-        )
-        body = None if prepared.asked.fields is read.fields else _body(prepared.asked)
+        prepared = await self._preparation.prepared(asked, router_request, headers, caller.tenant)
+        changed = None if prepared.asked.fields is read.fields else _body(prepared.asked)
         try:
-            return await self._booked(prepared, request, steering, body)
+            return await self._booked(prepared, admitted, changed)
         except NoEndpointsError as error:
             if await self._roster.is_unknown(asked.model):
                 raise ModelNotFoundError(asked.model, self._roster.models) from error
@@ -118,21 +148,22 @@ class GatewayPlacement:
                 raise PreconditionError(str(error)) from error
             raise
 
-    def _any_endpoint(self, request: GatewayRequest, path: str, steering: Steering) -> Placed:
+    def _any_endpoint(self, admitted: Admitted) -> Placed:
         """Return a ready endpoint for a request without a prompt; nothing is booked."""
-        if path not in _OPEN_PATHS and not path.startswith(_MODEL):
-            raise RouteNotFoundError(f"{request.method} {path}", _ROUTES)
-        admit(self._guard, "GET", path, request.headers)
-        ready = members(self._pool, request.subset)
+        found = admitted.members
+        ready = members(self._pool, None) if found is None else found
         ejected = self._breaker.ejected()
         ready = [each for each in ready if each.worker_id not in ejected] or ready
         if not ready:
-            group = self._preparation.placing.routing_group
-            reason = "no endpoint" if request.subset is None else "no endpoint of the subset"
-            raise NoEndpointsError("any", group, reason)
+            raise self._no_endpoints("any", admitted.head)
         endpoint = ready[next(self._turns) % len(ready)]
         headers = self._own_headers(None, endpoint)
-        return Placed(Route(endpoint.address, headers, self._removed(steering)), endpoint)
+        removed = self._removed(admitted.steering)
+        return Placed(Route(endpoint.address, headers, removed), endpoint)
+
+    def _no_endpoints(self, model: str, head: GatewayHead) -> NoEndpointsError:
+        reason = "no endpoint" if head.subset is None else "no endpoint of the subset"
+        return NoEndpointsError(model, self._preparation.placing.routing_group, reason)
 
     def _prioritized(self, request: SelectRequest, steering: Steering) -> SelectRequest:
         """Return the request with the priority of its objective; some may not wait."""
@@ -144,17 +175,16 @@ class GatewayPlacement:
             request = structs.replace(request, max_wait_s=AT_ONCE_S)
         return structs.replace(request, explain=True) if self._fallbacks else request
 
-    def _limited(self, request: SelectRequest, subset: frozenset[str] | None) -> SelectRequest:
+    def _limited(self, request: SelectRequest, admitted: Admitted) -> SelectRequest:
         """Return the request within its subset. Raises NoEndpointsError if that is empty."""
-        if subset is None:
+        found = admitted.members
+        if found is None:
             return request
-        found = members(self._pool, subset)
         worker_ids = {each.worker_id for each in found}
         if request.allowed_worker_ids is not None:
             worker_ids &= set(request.allowed_worker_ids)
         if not worker_ids:
-            model, group = request.model_name, request.routing_group
-            raise NoEndpointsError(model, group, "no endpoint of the subset")
+            raise self._no_endpoints(request.model_name, admitted.head)
         request = structs.replace(request, allowed_worker_ids=sorted(worker_ids))
         if len(found) == 1 and found[0].dp_rank is not None and request.pinned_worker is None:
             target = RankTarget(found[0].worker_id, found[0].dp_rank)
@@ -164,15 +194,14 @@ class GatewayPlacement:
     async def _booked(
         self,
         prepared: PreparedRequest,
-        request: GatewayRequest,
-        steering: Steering,
+        admitted: Admitted,
         body: bytes | None,
     ) -> Placed:
         asked, router_request = prepared.asked, prepared.request
         booking_id = router_request.request_id or ""
         prefill: Reservation | None = None
         if not asked.api.passes:
-            prompt = PrefillRequest(asked, request.headers, router_request, booking_id)
+            prompt = PrefillRequest(asked, admitted.head.headers, router_request, booking_id)
             prefill = await self._prefill.booked(prompt)
         try:
             if prefill is not None:
@@ -182,7 +211,7 @@ class GatewayPlacement:
                 )
             booked = await reserve_with_failover(self._router, self._breaker, router_request, ())
             try:
-                return self._placed(booked, prefill, asked, steering, body)
+                return self._placed(booked, prefill, asked, admitted.steering, body)
             except BaseException:
                 booked.leave()
                 raise
@@ -238,6 +267,11 @@ class GatewayPlacement:
         if self._authorization:
             headers.append(("authorization", self._authorization))
         return headers
+
+
+def _is_open(path: str) -> bool:
+    """Return whether any endpoint may be read at this path."""
+    return path in _OPEN_PATHS or path.startswith(_MODEL)
 
 
 def _renamed(asked: CompletionRequest, steering: Steering) -> CompletionRequest:

@@ -1,10 +1,11 @@
 """The state of one ext_proc stream: one request at a gateway. Messages in, answers out; no I/O.
 
-    headers ─▶ body… ─▶ end of body, or trailers ─▶ `request` ─▶ route() or refuse()
-                                                                    │
-    response headers ─▶ `response` ─▶ [bodies, echoed] ─▶ [trailers] ◀┘
+    headers ─▶ `head` ─▶ body… ─▶ end of body, or trailers ─▶ `is_complete` ─▶ route() or refuse()
+                                                                                    │
+                    response headers ─▶ `response` ─▶ [bodies, echoed] ─▶ [trailers] ◀┘
 
-The headers are answered when the whole body is there. Sources: Envoy 1.40
+The headers are answered when the whole body is there. A caller is admitted by the `head`, before
+any of the body is received. Sources: Envoy 1.40
 `source/extensions/filters/http/ext_proc`; GIE proposal 004.
 """
 
@@ -34,6 +35,7 @@ NONE, STREAMED, BUFFERED, _PARTIAL, FULL_DUPLEX, _GRPC = range(6)
 _PSEUDO = (b":method", b":path")
 _NAMES = {b":authority": b"host"}
 """Pseudo headers that HTTP/1.1 has as headers."""
+_LENGTH_DIGITS = 18
 
 
 class StreamLimits(Struct, frozen=True):
@@ -43,14 +45,17 @@ class StreamLimits(Struct, frozen=True):
     head: HttpLimits
 
 
-class GatewayRequest(Struct, frozen=True):
-    """A whole request. `headers`: without pseudo headers; `subset`: see `subset_of`."""
+class GatewayHead(Struct, frozen=True):
+    """The headers of a request, without pseudo headers. `path`: with its query.
+
+    `subset`: see `subset_of`. `length_bytes`: of the body, as announced; 0 if it is not.
+    """
 
     method: str
     path: str
     headers: Pairs
-    body: bytes
-    subset: frozenset[str] | None
+    subset: frozenset[str] | None = None
+    length_bytes: int = 0
 
 
 class GatewayResponse(Struct, frozen=True):
@@ -63,42 +68,43 @@ class GatewayResponse(Struct, frozen=True):
 class PickerStream:
     """The state of a stream.
 
-    `request`: set once the request is complete, until it is routed or refused. `response`: set once
-    an engine's answer has begun. `held_bytes`: of the body, until it is sent back.
+    `head`: set by the first message. `is_complete`: the whole request is there. `response`: set
+    once an engine's answer has begun. `held_bytes`: of the body, until it is sent back.
     """
 
     __slots__ = (
         "_body",
         "_has_trailers",
-        "_head",
         "_is_bodiless",
-        "_is_complete",
         "_is_settled",
         "_limits",
         "_request_mode",
         "_response_mode",
-        "_subset",
+        "head",
         "held_bytes",
-        "request",
+        "is_complete",
         "response",
     )
 
     def __init__(self, limits: StreamLimits) -> None:
         self._limits = limits
-        self._head: tuple[str, str, Pairs] | None = None
         self._body: list[bytes] = []
-        self._subset: frozenset[str] | None = None
         self._request_mode = self._response_mode = FULL_DUPLEX
-        self._is_complete = self._is_settled = False
-        self._is_bodiless = self._has_trailers = False
+        self._is_settled = self._is_bodiless = self._has_trailers = False
+        self.head: GatewayHead | None = None
         self.held_bytes = 0
-        self.request: GatewayRequest | None = None
+        self.is_complete = False
         self.response: GatewayResponse | None = None
 
     @property
     def is_waiting(self) -> bool:
         """True while the request is not complete."""
-        return not self._is_complete and not self._is_settled
+        return not self.is_complete and not self._is_settled
+
+    @property
+    def body(self) -> bytes:
+        """The body so far, until the request is routed or refused. O(bytes)."""
+        return b"".join(self._body)
 
     def receive(self, data: bytes) -> list[bytes]:
         """Return the answers to a message, none if they have to wait.
@@ -122,38 +128,37 @@ class PickerStream:
     def _of_request(self, kind: str, message: ProcessingRequest) -> list[bytes]:
         if kind == "request_headers":
             return self._take_head(message)
-        if self._head is None:
+        if self.head is None:
             raise MalformedBodyError("ext_proc: no headers came before", "headers first")
         if kind == "request_body":
             return self._take_body(message.request_body)
-        if self._is_complete:  # a buffered body is complete before its trailers
+        if self.is_complete:  # a buffered body is complete before its trailers
             return [answers.REQUEST_TRAILERS]
-        self._has_trailers = True
-        self._complete()
+        self._has_trailers = self.is_complete = True
         return []
 
     def _take_head(self, message: ProcessingRequest) -> list[bytes]:
-        if self._head is not None:
+        if self.head is not None:
             return []
         if message.HasField("protocol_config"):
             self._request_mode = message.protocol_config.request_body_mode
             self._response_mode = message.protocol_config.response_body_mode
         headers = message.request_headers
         pairs = _pairs(headers, self._limits.head)
-        pseudo = dict(pairs)
-        method, path = (pseudo.get(name, b"").decode("latin-1") for name in _PSEUDO)
+        first = dict(reversed(pairs))
+        method, path = (first.get(name, b"").decode("latin-1") for name in _PSEUDO)
         own = tuple(
             (_NAMES.get(name, name), value)
             for name, value in pairs
             if name in _NAMES or not name.startswith(b":")
         )
-        self._head = method, path, own
         hints = message.metadata_context.filter_metadata
-        if SUBSET_HINT in hints:
-            self._subset = subset_of(_plain(hints[SUBSET_HINT]))
-        if headers.end_of_stream or b"upgrade" in pseudo:
-            self._is_bodiless = True
-            self._complete()
+        subset = subset_of(_plain(hints[SUBSET_HINT])) if SUBSET_HINT in hints else None
+        length = first.get(b"content-length", b"")
+        length_bytes = int(length) if len(length) <= _LENGTH_DIGITS and length.isdigit() else 0
+        self.head = GatewayHead(method, path, own, subset, length_bytes)
+        if headers.end_of_stream or b"upgrade" in first:
+            self._is_bodiless = self.is_complete = True
             return []
         if self._request_mode == BUFFERED:
             return [answers.REQUEST_HEADERS]  # the gateway waits for it before it sends the body
@@ -162,7 +167,7 @@ class PickerStream:
         return []
 
     def _take_body(self, message: HttpBody) -> list[bytes]:
-        if self._is_complete:
+        if self.is_complete:
             return []  # Envoy 1.35 to 1.37 repeats the end of long bodies
         self.held_bytes += len(message.body)
         if self.held_bytes > self._limits.body_limit_bytes:
@@ -170,26 +175,20 @@ class PickerStream:
         if message.body:
             self._body.append(message.body)
         if message.end_of_stream or self._request_mode == BUFFERED:
-            self._complete()
+            self.is_complete = True
         return []
-
-    def _complete(self) -> None:
-        assert self._head is not None
-        self._is_complete = True
-        method, path, headers = self._head
-        self.request = GatewayRequest(method, path, headers, b"".join(self._body), self._subset)
 
     def route(self, route: Route) -> list[bytes]:
         """Return the answers that send the request to an endpoint, and its body behind them."""
-        request, self.request, self._is_settled = self.request, None, True
-        assert request is not None
-        self._body, self.held_bytes = [], 0
+        assert self.is_complete
+        assert not self._is_settled
+        body = self.body if route.body is None else route.body
+        self._is_settled, self._body, self.held_bytes = True, [], 0
         if self._is_bodiless:
             return [answers.routed_headers(route)]
         if self._request_mode == BUFFERED:
             return [answers.routed_body(route)]
         sent = [answers.routed_headers(route)]
-        body = request.body if route.body is None else route.body
         if body or not self._has_trailers:
             sent += answers.body_chunks(body, is_last=not self._has_trailers)
         if self._has_trailers:
@@ -198,7 +197,7 @@ class PickerStream:
 
     def refuse(self, refusal: Refusal) -> list[bytes]:
         """Return the answer that ends the request, at any time; no other one follows."""
-        self.request, self._is_settled, self._body, self.held_bytes = None, True, [], 0
+        self._is_settled, self._body, self.held_bytes = True, [], 0
         return [answers.refused(refusal)]
 
     # ── The response ─────────────────────────────────────────────────────────────────────────────

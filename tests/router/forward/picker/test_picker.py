@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from router.forward.picker.answers import BOOKING
-from router.forward.picker.wire.kv_router_picker_pb2 import AccessLogs
+from router.forward.picker.wire.kv_router_picker_pb2 import AccessLogs, ProcessingRequest
 from support.fleets.gateways import (
     DESTINATION,
     Gateway,
@@ -24,6 +24,7 @@ from support.fleets.gateways import (
 )
 from support.processes.running import RunningRouter
 from support.processes.servers import eventually, free_port
+from support.values.token_files import token_lines, token_of
 
 ENDPOINTS = {1: "http://10.0.0.1:8000", 2: "http://10.0.0.2:8000"}
 
@@ -208,6 +209,53 @@ async def test_limits_are_refused_and_counted():
         assert await picked.metric('refusals_total{code="too_many_requests"}') == 1
         assert await picked.metric('refusals_total{code="body_too_large"}') == 1
         assert await picked.metric("streams") == 0
+
+
+HEADS = {
+    "completion": head(),
+    "unknown route": head("/sleep"),
+    "other method": head("/v1/completions", "PUT"),
+    "models": head("/v1/models", "GET"),
+    "subset": head(subset=["10.0.0.1:8000"]),
+    "long body": head(content_length="999999999999"),
+}
+
+
+async def test_stranger_is_refused_by_the_headers_alone_and_learns_nothing(tmp_path):
+    (tmp_path / "tokens.toml").write_text(token_lines("user", "route"))
+    async with picking(workers={}, token_file=str(tmp_path / "tokens.toml")) as picked:
+        for message in HEADS.values():
+            async with picked.gateway.stream() as stream:
+                await stream.send(message)  # and nothing of the body
+                status, error = refusal(await stream.received())
+                assert (status, error["code"]) == (401, "unauthenticated")
+
+
+async def test_caller_is_refused_by_the_headers_alone(tmp_path):
+    lines = token_lines("user", "route"), token_lines("limited", "route", requests_per_s=0.001)
+    (tmp_path / "tokens.toml").write_text("".join(lines))
+    expected = {
+        "unknown route": (403, "user"),
+        "subset": (503, "user"),
+        "long body": (413, "user"),
+        "completion": (429, "limited"),
+    }
+    async with picking(workers={}, token_file=str(tmp_path / "tokens.toml")) as picked:
+        async with picked.gateway.stream() as stream:
+            await stream.send(_with_token(head(), "limited"), body(completion()))
+            await stream.received()
+        for name, (expected_status, token) in expected.items():
+            async with picked.gateway.stream() as stream:
+                await stream.send(_with_token(HEADS[name], token))
+                status, error = refusal(await stream.received())
+                assert status == expected_status, error
+
+
+def _with_token(message, name):
+    given = ProcessingRequest.FromString(message.SerializeToString())
+    value = f"Bearer {token_of(name)}".encode()
+    given.request_headers.headers.headers.add(key="authorization", raw_value=value)
+    return given
 
 
 async def test_body_that_never_ends_is_refused_in_time():
