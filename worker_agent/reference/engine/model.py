@@ -19,7 +19,7 @@ VOCABULARY = 256
 _EPSILON = 1e-5
 _ROTARY_BASE = 10_000.0
 
-KEY_TILE = 64
+KEY_TILE = 256
 """Positions per group of keys in attention; groups are aligned to multiples of it."""
 
 
@@ -152,35 +152,38 @@ class Model:
         keys, values = self._gather(context, cache)
         heads_per_key = self.config.num_heads // self.config.num_kv_heads
         offsets = torch.arange(KEY_TILE, device=self.device)
-        scores = []
-        for index, key_tile in enumerate(keys):
-            hidden_from = (index * KEY_TILE + offsets)[None, :] > positions[:, None]
-            score = query @ key_tile / math.sqrt(self.config.head_dim)
-            scores.append(score.masked_fill(hidden_from.repeat(heads_per_key, 1), -torch.inf))
+        scaled = query / math.sqrt(self.config.head_dim)
+        scores = [scaled @ key_tile for key_tile in keys]
+        for first, score in zip(range(0, len(keys) * KEY_TILE, KEY_TILE), scores, strict=True):
+            if first + KEY_TILE > context.last_position - TILE:  # else each row sees all of them
+                hidden_from = (first + offsets)[None, :] > positions[:, None]
+                score.masked_fill_(hidden_from.repeat(heads_per_key, 1), -torch.inf)
         peak = torch.stack([score.amax(dim=-1) for score in scores]).amax(dim=0)
         total = torch.zeros_like(peak)
         seen = torch.zeros_like(query)
         for score, value_tile in zip(scores, values, strict=True):
-            weights = torch.exp(score - peak[..., None])
-            total = total + weights.sum(dim=-1)
-            seen = seen + weights @ value_tile
+            weights = score.sub_(peak[..., None]).exp_()
+            total += weights.sum(dim=-1)
+            seen += weights @ value_tile
         seen = (seen / total[..., None]).view(
             self.config.num_kv_heads, heads_per_key, TILE, self.config.head_dim
         )
         return seen.permute(2, 0, 1, 3).reshape(TILE, self.config.hidden_size)
 
     def _gather(self, context: PagedContext, cache: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Return tiles of keys, (kv_heads, head_dim, KEY_TILE), and of values, last two swapped."""
+        """Return tiles of keys, (kv_heads, head_dim, KEY_TILE), and of values, last two swapped.
+
+        Behind the last position they hold values of any block: finite, and hidden from every row.
+        """
         c = self.config
         count = context.last_position // KEY_TILE + 1
-        paged = cache[context.block_ids].transpose(0, 1)
-        flat = paged.reshape(2, -1, c.num_kv_heads, c.head_dim)[:, : count * KEY_TILE]
-        padded = torch.zeros(2, count * KEY_TILE, *flat.shape[2:], device=self.device)
-        padded[:, : flat.shape[1]] = flat
-        tiles = padded.view(2, count, KEY_TILE, c.num_kv_heads, c.head_dim)
-        keys = tiles[0].permute(0, 2, 3, 1).contiguous()
-        values = tiles[1].permute(0, 2, 1, 3).contiguous()
-        return list(keys), list(values)
+        missing = -(-count * KEY_TILE // cache.shape[2]) - len(context.block_ids)
+        ids = torch.nn.functional.pad(context.block_ids, (0, max(missing, 0)))
+        shape = count, KEY_TILE, c.num_kv_heads, c.head_dim
+        keys, values = (
+            cache[ids, which].flatten(0, 1)[: count * KEY_TILE].view(shape) for which in (0, 1)
+        )
+        return list(keys.permute(0, 2, 3, 1)), list(values.permute(0, 2, 1, 3))
 
     def _rotations(self) -> tuple[Tensor, Tensor]:
         half = self.config.head_dim // 2
