@@ -49,7 +49,7 @@ def rendered(values):
 def objects(values):
     """The Kubernetes objects of a release, in order."""
     texts = rendered(values).values()
-    return [each for text in texts for each in yaml.safe_load_all(text) if each]
+    return [each for text in texts for each in yaml.load_all(text, yaml.CSafeLoader) if each]
 
 
 def manifest(values):
