@@ -9,6 +9,8 @@ from router.runtime.process.settings import about
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
+_LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+
 VLLM = (
     '{"endpoint": "http://{ip}:8000", "kv_events_endpoint": "tcp://{ip}:5557", '
     '"replay_endpoint": "tcp://{ip}:5657", "topic": "kv@", "block_size": 16}'
@@ -52,7 +54,17 @@ class AttachConfig(Struct, frozen=True, kw_only=True):
 
 
 class DiscoveryConfig(Struct, frozen=True, kw_only=True):
-    """The pods that are engines, and the endpoints of their events."""
+    """The pods that are engines: those of an InferencePool, or by their labels."""
+
+    epp_pool: Annotated[
+        str,
+        about(
+            "InferencePool whose pods are the engines, as NAMESPACE/NAME, or as NAME in this pod's "
+            "namespace; each of its ports is attached as by workers",
+            pattern=rf"^(({_LABEL}/)?{_LABEL}([.]{_LABEL})*)?$",
+            max_length=317,
+        ),
+    ] = ""
 
     discovery: Annotated[
         Literal["none", "pods", "endpointslices"],

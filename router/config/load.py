@@ -198,6 +198,12 @@ RULES: tuple[ConflictRule, ...] = (
         "discovery is off",
     ),
     ConflictRule(
+        "epp_pool",
+        "discovery",
+        lambda c: bool(c.epp_pool) and c.discovery != "none",
+        "the pool says which pods are engines",
+    ),
+    ConflictRule(
         "openai_port",
         "shadow",
         lambda c: c.openai_port > 0 and c.shadow,

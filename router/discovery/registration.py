@@ -98,7 +98,8 @@ MakeWorker: TypeAlias = Callable[[WorkerRegistration, int], RegisteredWorker | N
 class Registrar:
     """Changes to registered workers.
 
-    `keeps_orders`: operators' orders are persisted here, because there is no bus for them.
+    `keeps_orders`: operators' orders are persisted here, because there is no bus for them. `held`:
+    reasons not to choose workers, by id, which discovery knows.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Registrar:
         self._make_worker = make_worker
         self._keeps_orders = keeps_orders
         self._allow_public = allow_public
+        self.held: dict[int, str] = {}
         self._saving = asyncio.Lock()
         self._changes = self._saved_changes = 0
 

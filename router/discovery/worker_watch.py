@@ -6,8 +6,10 @@ sockets of `Engines`, `EngineServers` ──▶ verdict ──▶ core (trust, l
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from random import Random
+
+from msgspec.structs import replace
 
 from router.core.commands import SetProblem, SetSourceFault
 from router.core.core import RouterCore
@@ -33,13 +35,18 @@ _SAID = (TrustState.DEGRADED, TrustState.APPROXIMATE)
 
 
 class WorkerWatch:
-    """A regular look at every registered worker. `asks_servers`: HTTP servers are asked too."""
+    """A regular look at every registered worker.
+
+    `held`: reasons not to choose workers that are known from elsewhere, by id; `asks_servers`: HTTP
+    servers are asked too.
+    """
 
     def __init__(
         self,
         core: RouterCore,
         engines: Engines,
         timeline: EventTimeline,
+        held: Mapping[int, str],
         random: Random,
         *,
         asks_servers: bool,
@@ -47,6 +54,7 @@ class WorkerWatch:
         self._core = core
         self._engines = engines
         self._timeline = timeline
+        self._held = held
         self._servers = EngineServers(random)
         self._asks_servers = asks_servers
 
@@ -75,7 +83,10 @@ class WorkerWatch:
     def _judge(self, worker: RegisteredWorker, sockets: dict[Rank, RankSockets]) -> None:
         has_server = self._asks_servers and is_server(worker.endpoint)
         server = self._servers.state(worker.worker_id) if has_server else None
-        self._set(worker, verdict(worker, sockets, server))
+        found = verdict(worker, sockets, server)
+        if worker.worker_id in self._held:
+            found = replace(found, problem=self._held[worker.worker_id], is_unreachable=False)
+        self._set(worker, found)
 
     def _set(self, worker: RegisteredWorker, found: Verdict) -> None:
         """Set in the core what has changed. Nothing else sets problems and faults."""

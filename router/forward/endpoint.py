@@ -26,6 +26,7 @@ from router.forward.metrics import (
     PREFIX,
     ForwardMetrics,
 )
+from router.forward.picker.pool import ClusterPool
 from router.forward.placement import RequestPlacement
 from router.forward.prefill.peer_events import PrefillEvents
 from router.forward.prefill.pools import PrefillPools
@@ -70,11 +71,19 @@ def client_settings(config: ForwardConfig) -> ClientSettings:
 class OpenAiEndpoint:
     """The endpoint. `serve` returns after `stop` is set and every connection is closed.
 
-    `edge`: the guard and the TLS context of its port; `metrics`: those of the process.
+    `edge`: the guard and the TLS context of its port; `metrics`: those of the process; `cluster`:
+    the pool of a Kubernetes cluster that the picker serves; None: the router's workers.
     """
 
-    def __init__(self, config: ForwardConfig, edge: Edge, metrics: ForwardMetrics) -> None:
+    def __init__(
+        self,
+        config: ForwardConfig,
+        edge: Edge,
+        metrics: ForwardMetrics,
+        cluster: ClusterPool | None = None,
+    ) -> None:
         self._config = config
+        self._cluster = cluster
         self._edge = edge
         self._authorization = _authorization(config)
         engines = config.engines
@@ -216,6 +225,7 @@ class OpenAiEndpoint:
             roster,
             self._edge.guard,
             self._authorization,
+            self._cluster,
             self.metrics.registry,
         )
 

@@ -1,5 +1,7 @@
 """The readiness of the process, and its faults."""
 
+from collections.abc import Callable
+
 from msgspec import Struct
 
 from router.core.core import RouterCore
@@ -20,13 +22,14 @@ class ServiceStatus:
     `needs_workers`: the process is not ready without a schedulable worker; `initial_workers`: the
     number of schedulable workers required before it is ready for the first time. Without a
     `nats_url` there is no bus, and only registered engines have to catch up; it is kept without its
-    secrets.
+    secrets. `cluster_problem`: returns why the engines of a cluster are not known.
     """
 
     __slots__ = (
         "_initial_workers",
         "_needs_workers",
         "answers_on_bus",
+        "cluster_problem",
         "engines_caught_up",
         "events_caught_up",
         "is_draining",
@@ -44,6 +47,7 @@ class ServiceStatus:
         self.registry_caught_up = self.events_caught_up = not self.has_bus
         self.engines_caught_up = True
         self.replicas_caught_up = True
+        self.cluster_problem: Callable[[], str | None] = lambda: None
 
     @property
     def has_bus(self) -> bool:
@@ -90,7 +94,9 @@ class ServiceStatus:
             reasons.append("the index has not caught up with the engines registered before")
         if not self.replicas_caught_up:
             reasons.append("the other routers' reservations are not known yet")
-        if self._needs_workers:
+        if problem := self.cluster_problem():
+            reasons.append(problem)
+        elif self._needs_workers:
             reasons += self._missing_workers(core)
         return reasons
 

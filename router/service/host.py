@@ -135,7 +135,12 @@ class CoreHost:
         self.registrar = self._make_registrar(make_worker)
         self.feed = self._make_feed(turns)
         self._watch = WorkerWatch(
-            core, self.engines, self.timeline, Random(), asks_servers=config.service.check_workers
+            core,
+            self.engines,
+            self.timeline,
+            self.registrar.held,
+            Random(),
+            asks_servers=config.service.check_workers,
         )
         self._expose_state()
         self.bus: Bus | None = None

@@ -10,20 +10,30 @@ from router.config.router import RouterConfig
 from router.forward.config import in_router
 from router.forward.endpoint import OpenAiEndpoint, client_settings
 from router.forward.metrics import ForwardMetrics
+from router.forward.picker.pool import ClusterPool
 from router.runtime.http_server.server import listening
 from router.service.host import CoreHost
 
 
 class RouterEndpoint:
-    """The endpoint. Its guard, certificates and metrics are those of the router's own port."""
+    """The endpoint. Its guard, certificates and metrics are those of the router's own port.
+
+    `cluster`: the pool of a Kubernetes cluster that the picker serves, or None.
+    """
 
     __slots__ = ("_closed", "_commands", "_config", "_endpoint")
 
-    def __init__(self, config: RouterConfig, host: CoreHost, commands: Commands) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        host: CoreHost,
+        commands: Commands,
+        cluster: ClusterPool | None = None,
+    ) -> None:
         self._config = in_router(config)
         self._commands = commands
         metrics = ForwardMetrics(host.metrics.registry)
-        self._endpoint = OpenAiEndpoint(self._config, host.edge, metrics)
+        self._endpoint = OpenAiEndpoint(self._config, host.edge, metrics, cluster)
         self._closed = asyncio.Event()
 
     def reconfigure(self, config: RouterConfig) -> None:

@@ -54,6 +54,7 @@ from router.service.host import CoreHost, Hooks
 
 if TYPE_CHECKING:  # few routers look for engines, or are an OpenAI endpoint too
     from router.discovery.kubernetes.discovery import Discovery
+    from router.discovery.kubernetes.pool_engines import PoolEngines
     from router.service.openai import RouterEndpoint
 
 
@@ -111,8 +112,9 @@ class RouterService:
         self.commands = self._make_commands(core, shadow)
         self._dashboard = self._make_dashboard()
         self._dynamo = self._make_dynamo(core, shadow)
-        self._discovery = self._make_discovery()
         self._attachments = self._make_attachments()
+        self._pool = self._make_pool()
+        self._discovery = self._make_discovery()
         self._polls = self._make_polls()
         self._openai = self._make_openai()
         self._replica = self._make_replica(core) if config.shares_reservations else None
@@ -236,21 +238,32 @@ class RouterService:
             Random(),
         )
 
-    def _make_discovery(self) -> "Discovery | None":
-        if self._config.discovery.discovery == "none":
+    def _make_pool(self) -> "PoolEngines | None":
+        if not self._config.discovery.epp_pool:
             return None
-        from router.discovery.kubernetes.discovery import Discovery
+        from router.discovery.kubernetes.pool_engines import PoolEngines
+
+        pool = PoolEngines(self._config.discovery, self._attachments, Random())
+        self.host.status.cluster_problem = pool.unready_reason
+        return pool
+
+    def _make_discovery(self) -> "Discovery | None":
+        config = self._config.discovery
+        if config.discovery == "none" and self._pool is None:
+            return None
+        from router.discovery.kubernetes.discovery import Discovery, LabelledEngines
 
         host = self.host
-        config, registry = self._config.discovery, host.metrics.registry
-        return Discovery(config, host.registrar, host.registrations, registry, Random())
+        registrar, registry = host.registrar, host.metrics.registry
+        source = self._pool or LabelledEngines(config, registrar, Random())
+        return Discovery(config, source, host.registrations, registrar.held, registry)
 
     def _make_openai(self) -> "RouterEndpoint | None":
         if not self._config.openai.openai_port and not self._config.picker.epp_port:
             return None
         from router.service.openai import RouterEndpoint
 
-        return RouterEndpoint(self._config, self.host, self.commands)
+        return RouterEndpoint(self._config, self.host, self.commands, self._pool)
 
     def _make_dynamo(self, core: RouterCore, shadow: Shadow | None) -> DynamoFollower | None:
         config, host = self._config, self.host

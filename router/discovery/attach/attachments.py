@@ -20,7 +20,7 @@ from router.config.discovery import AttachConfig
 from router.core.registrations import Registrations
 from router.discovery.attach.announcer import Announcer
 from router.discovery.attach.engine_url import EngineUrl, parsed_url
-from router.discovery.attach.followed_engine import BY_REQUEST, BY_SETTING, FollowedEngine
+from router.discovery.attach.followed_engine import BY_POOL, BY_REQUEST, BY_SETTING, FollowedEngine
 from router.discovery.attach.visitor import EngineVisitor
 from router.discovery.registration import Registrar
 from router.errors import ConfigError, InvalidFieldError, KvRouterError
@@ -52,6 +52,7 @@ class Attachments:
         self._visitor, self._announcer, self._random = visitor, announcer, random
         self._set = {each.worker_id: each for each in _configured(config.workers)}
         self._followed: dict[int, FollowedEngine] = {}
+        self._following: dict[int, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._visited = asyncio.Event()
         expose(registry, "kv_router_attached_", _METRICS, self)
@@ -77,6 +78,8 @@ class Attachments:
         async with asyncio.TaskGroup() as self._group:
             for engine in (*self._set.values(), *await self._restored()):
                 self._follow(self._new(engine))
+            for worker_id in self._followed.keys() - self._following.keys():
+                self._begin(worker_id)  # attached before this task ran
             await asyncio.Event().wait()
 
     async def until_visited(self) -> None:
@@ -100,20 +103,48 @@ class Attachments:
         self._follow(followed)
         return worker_id
 
+    def attach_found(self, engine: EngineUrl) -> None:
+        """Attach an engine that the cluster names, whether it answers yet or not."""
+        followed = self._followed.get(engine.worker_id)
+        if followed is None:
+            followed = FollowedEngine(engine, BY_POOL)
+        elif followed.engine != engine:
+            followed.name(engine)
+        self._follow(followed)
+
+    async def detach(self, worker_id: int) -> None:
+        """Stop following an engine, and remove its registration. Raises what `Registrar` raises."""
+        following = self._following.pop(worker_id, None)
+        if following is not None:
+            following.cancel()
+            await asyncio.wait([following])
+        self._forget(worker_id)
+        if self._is_registered(worker_id):
+            await self._registrar.remove(worker_id)
+
     def access(self, worker_id: int) -> Mapping[str, Any]:
-        """Return the options of httpx for requests to a worker; only the setting's get the key."""
-        return self._visitor.access(BY_SETTING if worker_id in self._set else BY_REQUEST)
+        """Return the options of httpx for requests to a worker; operators' engines get the key."""
+        followed = self._followed.get(worker_id)
+        return self._visitor.access(BY_REQUEST if followed is None else followed.owner)
 
     def _new(self, engine: EngineUrl) -> FollowedEngine:
         return FollowedEngine(engine, BY_SETTING if engine.worker_id in self._set else BY_REQUEST)
 
     def _follow(self, followed: FollowedEngine) -> None:
         worker_id = followed.engine.worker_id
-        is_followed = worker_id in self._followed
         self._followed[worker_id] = followed
         self._announcer.expect(worker_id)
-        if not is_followed and self._group is not None:
-            self._group.create_task(self._follow_forever(worker_id))
+        if worker_id not in self._following and self._group is not None:
+            self._begin(worker_id)
+
+    def _begin(self, worker_id: int) -> None:
+        if self._group is not None:
+            self._following[worker_id] = self._group.create_task(self._follow_forever(worker_id))
+
+    def _forget(self, worker_id: int) -> None:
+        self._followed.pop(worker_id, None)
+        self._following.pop(worker_id, None)
+        self._announcer.forget(worker_id)
 
     async def _restored(self) -> list[EngineUrl]:
         """Return the engines that an earlier process attached by request; drop the setting's old.
@@ -144,8 +175,7 @@ class Attachments:
             pause_s = look_s if followed.is_up else AWAIT_S
             await asyncio.sleep(pause_s * (1 + JITTER * (2 * self._random.random() - 1)))
             if followed.known is not None and not self._is_registered(worker_id):
-                del self._followed[worker_id]
-                self._announcer.forget(worker_id)
+                self._forget(worker_id)
                 return
 
     def _is_registered(self, worker_id: int) -> bool:

@@ -12,8 +12,9 @@ from router.discovery.attach.life import EngineLife, Return
 from router.discovery.attach.proof import RankProof
 from router.discovery.attach.socket_choice import SocketChoice
 
-BY_SETTING, BY_REQUEST = "workers/", "attached/"
-"""Prefixes of `stable_routing_id`: the URL comes from the setting, or from a request."""
+BY_SETTING, BY_REQUEST, BY_POOL = "workers/", "attached/", "pool/"
+"""Prefixes of `stable_routing_id`: the URL comes from the setting, from a request, or from a pool
+of the cluster."""
 
 
 class Duplicate(Struct, frozen=True):

@@ -17,7 +17,7 @@ from router.discovery.attach.announcer import Announcer
 from router.discovery.attach.attachment import attachment, bare_registration
 from router.discovery.attach.engine_client import EngineClient
 from router.discovery.attach.engine_server import ObservedServer, Server
-from router.discovery.attach.followed_engine import BY_REQUEST, BY_SETTING, FollowedEngine
+from router.discovery.attach.followed_engine import BY_POOL, BY_REQUEST, BY_SETTING, FollowedEngine
 from router.discovery.attach.proof import SocketProver
 from router.discovery.attach.socket_choice import socket_choices
 from router.discovery.registration import Registrar
@@ -53,14 +53,16 @@ class EngineVisitor:
         is_proving = config.prove_workers and core.reads_events
         self._prover = SocketProver(core, engine_of, random) if is_proving else None
         self._tls = ClientTls(config.worker_ca_file, prefix="worker")
+        key = HttpAccess(config.worker_token_file).headers("worker")
         self._headers: Mapping[str, Mapping[str, str]] = {
-            BY_SETTING: HttpAccess(config.worker_token_file).headers("worker"),
+            BY_SETTING: key,
+            BY_POOL: key,
             BY_REQUEST: {},  # a caller may name any address
         }
         self.proof_requests = 0
 
     def access(self, owner: str) -> Mapping[str, Any]:
-        """Return the options of httpx for requests to an engine: the setting's get the key."""
+        """Return the options of httpx for requests to an engine: operators' engines get the key."""
         return {"verify": self._tls.context(), "headers": self._headers[owner]}
 
     async def look(self, followed: FollowedEngine, all_followed: Followed) -> None:

@@ -1,5 +1,8 @@
 """A client of a Kubernetes API server: lists objects, then watches from the list's version.
 
+No client library: discovery needs two requests and a few fields, and the library takes 48 MB and
+1.1 s of imports.
+
 Errors of the API server's client; part of the tree in `router.errors`.
 
 KvRouterError
@@ -11,34 +14,29 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 import httpx
 import msgspec
+from msgspec import Struct
 
 from router.config.discovery import ACCOUNT, DiscoveryConfig
-from router.discovery.kubernetes.objects import (
-    Change,
-    ClusterObject,
-    EndpointSlice,
-    Page,
-    Pod,
-    Status,
-)
+from router.discovery.kubernetes.objects import Change, ClusterObject, Page, Status
 from router.errors import ConfigError, KvRouterError
 from router.protocol.values import UNREADABLE
 from router.runtime.security.http_access import HttpAccess
 
 
 class ApiServerError(KvRouterError):
-    """A failed request to the API server, or an invalid response."""
+    """A failed request to the API server, or an invalid response. `status`: None without one."""
 
     code = "api_server"
 
-    def __init__(self, url: str, reason: str) -> None:
+    def __init__(self, url: str, reason: str, status: int | None = None) -> None:
         super().__init__(f"{url}: {reason}")
         self.url = url
         self.reason = reason
+        self.status = status
 
 
 class GoneError(ApiServerError):
@@ -51,14 +49,20 @@ PAGE_OBJECTS = 500
 MAX_PAGE_BYTES = 64 << 20
 MAX_LINE_BYTES = 4 << 20
 """The limit of a watch line, which holds one object; the server limits objects to 1.5 MiB."""
+MAX_REFUSAL_BYTES = 64 << 10
+MOST_MESSAGE_CHARACTERS = 512
 GONE = 410
 
 T = TypeVar("T")
+Q = TypeVar("Q", bound=ClusterObject)
 
-PATHS = {
-    "pods": "/api/v1/namespaces/{}/pods",
-    "endpointslices": "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices",
-}
+
+class Resource(Struct, Generic[Q], frozen=True):
+    """A kind of objects. `path`: of its list, with `{}` for the namespace."""
+
+    name: str
+    path: str
+    kind: type[Q]
 
 
 def api_url(config: DiscoveryConfig, environment: Mapping[str, str]) -> str:
@@ -84,48 +88,54 @@ def namespace_of(config: DiscoveryConfig) -> str:
         raise ConfigError("discovery_namespace", reason, "a namespace") from error
 
 
-class ApiServer:
-    """Objects of one kind, selected by label.
+class ApiServer(Generic[Q]):
+    """Objects of one kind in a namespace, selected by labels or fields.
 
-    Every method raises ApiServerError, and ConfigError for unusable credential files. The token and
-    the CA certificates are read again for each request.
+    `chosen`: parameters of the API, such as `labelSelector`. Every method raises ApiServerError,
+    and ConfigError for unusable credential files. The token and the CA certificates are read again
+    for each request.
     """
 
-    def __init__(self, config: DiscoveryConfig) -> None:
+    def __init__(
+        self,
+        config: DiscoveryConfig,
+        resource: Resource[Q],
+        namespace: str,
+        chosen: Mapping[str, str],
+    ) -> None:
         """Set up the decoders and credentials. Raises ConfigError."""
-        self.namespace = namespace_of(config)
-        path = PATHS[config.discovery].format(self.namespace)
-        self._url = api_url(config, os.environ) + path
-        self._selector = config.discovery_selector
+        self.resource = resource
+        self._url = api_url(config, os.environ) + resource.path.format(namespace)
+        self._chosen = chosen
         self._timeout_s = config.discovery_timeout_s
         ca_file = config.discovery_ca_file if self._url.startswith("https") else ""
         self._access = HttpAccess(config.discovery_token_file, ca_file)
         self._pages = msgspec.json.Decoder(Page)
-        self._objects = _decoder(config)
+        self._objects = msgspec.json.Decoder(resource.kind)
         self._changes = msgspec.json.Decoder(Change)
         self._statuses = msgspec.json.Decoder(Status)
 
-    async def listed(self) -> tuple[list[ClusterObject], str]:
+    async def listed(self) -> tuple[list[Q], str]:
         """Return all objects, and the resource version of the list."""
-        objects: list[ClusterObject] = []
-        parameters = {"labelSelector": self._selector, "limit": str(PAGE_OBJECTS)}
+        objects: list[Q] = []
+        parameters = {**self._chosen, "limit": str(PAGE_OBJECTS)}
         while True:
             async with self._response(parameters, self._timeout_s) as response:
-                body = b"".join([part async for part in self._bounded(response)])
+                body = b"".join([part async for part in self._bounded(response, MAX_PAGE_BYTES)])
             page = self._decoded(self._pages, body)
             objects += [self._object(each) for each in page.items]
             if not page.metadata.continue_:
                 return objects, page.metadata.resource_version
             parameters["continue"] = page.metadata.continue_
 
-    async def watched(self, version: str) -> AsyncIterator[tuple[str, ClusterObject]]:
+    async def watched(self, version: str) -> AsyncIterator[tuple[str, Q]]:
         """Yield the changes since a resource version, each with its type; includes bookmarks.
 
         Ends when the server closes the watch. Raises GoneError if the server no longer has the
         version.
         """
         parameters = {
-            "labelSelector": self._selector,
+            **self._chosen,
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
@@ -150,25 +160,32 @@ class ApiServer:
                 client.stream("GET", self._url, params=parameters) as response,
             ):
                 if response.status_code != httpx.codes.OK:
-                    raise self._refusal(response.status_code)
+                    await self._refuse(response)
                 yield response
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise ApiServerError(self._url, str(error) or type(error).__name__) from error
 
-    def _refusal(self, code: int) -> ApiServerError:
-        kind = GoneError if code == GONE else ApiServerError
-        return kind(self._url, f"{code} {httpx.codes.get_reason_phrase(code)}".strip())
+    async def _refuse(self, response: httpx.Response) -> NoReturn:
+        """Raise the error of a refusal, which says its reason in its body."""
+        code = response.status_code
+        body = b"".join([part async for part in self._bounded(response, MAX_REFUSAL_BYTES)])
+        try:
+            status = self._statuses.decode(body)
+        except UNREADABLE:
+            status = Status()
+        message = status.message or httpx.codes.get_reason_phrase(code)
+        self._raise(Status(code, message[:MOST_MESSAGE_CHARACTERS]))
 
     def _raise(self, status: Status) -> NoReturn:
         kind = GoneError if status.code == GONE else ApiServerError
-        raise kind(self._url, f"{status.code} {status.message}".strip())
+        raise kind(self._url, f"{status.code} {status.message}".strip(), status.code)
 
-    async def _bounded(self, response: httpx.Response) -> AsyncIterator[bytes]:
+    async def _bounded(self, response: httpx.Response, most_bytes: int) -> AsyncIterator[bytes]:
         size_bytes = 0
         async for part in response.aiter_bytes():
             size_bytes += len(part)
-            if size_bytes > MAX_PAGE_BYTES:
-                raise ApiServerError(self._url, f"a page of more than {MAX_PAGE_BYTES} bytes")
+            if size_bytes > most_bytes:
+                raise ApiServerError(self._url, f"a response of more than {most_bytes} bytes")
             yield part
 
     async def _lines(self, response: httpx.Response) -> AsyncIterator[bytes]:
@@ -180,7 +197,7 @@ class ApiServer:
             if len(rest) > MAX_LINE_BYTES:
                 raise ApiServerError(self._url, f"an object of more than {MAX_LINE_BYTES} bytes")
 
-    def _object(self, raw: msgspec.Raw) -> ClusterObject:
+    def _object(self, raw: msgspec.Raw) -> Q:
         return self._decoded(self._objects, bytes(raw))
 
     def _decoded(self, decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
@@ -188,8 +205,3 @@ class ApiServer:
             return decoder.decode(body)
         except UNREADABLE as error:
             raise ApiServerError(self._url, f"no {decoder.type}: {error}") from error
-
-
-def _decoder(config: DiscoveryConfig) -> "msgspec.json.Decoder[ClusterObject]":
-    kind: type[ClusterObject] = Pod if config.discovery == "pods" else EndpointSlice
-    return msgspec.json.Decoder(kind)

@@ -1,24 +1,28 @@
 """Registration of the engines found in a Kubernetes cluster.
 
-    API server ─ Watching ─▶ objects ─ found_in ─▶ wanted ─ settle ─▶ Registrar ─▶ core, followers
+    API server ─ EngineSource ─▶ found ─ settle ─▶ EngineSource ─▶ core, followers
 
 Registrations stay while the API server is unreachable. A terminating pod is removed at once. A pod
-that is merely not ready is removed only after `discovery_unready_s`, since the removal also drops
-the index of its cache.
+that is merely not ready is not chosen, and removed only after `discovery_unready_s`, since the
+removal also drops the index of its cache.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from random import Random
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
 from router.config.discovery import DiscoveryConfig
 from router.core.registrations import Registrations
-from router.discovery.kubernetes.api_server import ApiServer
+from router.discovery.kubernetes.api_server import ApiServer, Q, Resource, namespace_of
 from router.discovery.kubernetes.found import OWNER, Found, check_template, found_in, registration
-from router.discovery.kubernetes.watching import ClusterWatch
+from router.discovery.kubernetes.objects import EndpointSlice, Pod
+from router.discovery.kubernetes.watching import ClusterWatch, Watches
 from router.discovery.registration import Registrar
 from router.errors import ConfigError, InvalidFieldError, KvRouterError
 from router.runtime.process.metrics import Rows, counter, expose, gauge
@@ -32,26 +36,126 @@ AGAIN_S = 5.0
 """The delay until a refused registration is retried: a socket may have become free."""
 STATES = ("registered", "refused", "unready", "over_limit")
 
+PODS = Resource("pods", "/api/v1/namespaces/{}/pods", Pod)
+SLICES = Resource(
+    "endpointslices", "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", EndpointSlice
+)
+
+
+class EngineSource(Protocol):
+    """Engines of a cluster, and how they are registered.
+
+    `owner`: the beginning of their `stable_routing_id`. `is_known`: the cluster was listed.
+    """
+
+    owner: str
+    watches: Watches
+
+    @property
+    def is_known(self) -> bool:
+        """True once the engines of the cluster are known."""
+
+    def run(self, on_change: Callable[[], None]) -> Coroutine[Any, Any, None]:
+        """Follow the cluster until cancelled."""
+
+    def found(self) -> dict[str, Found]:
+        """Return the engines by name. O(pods)."""
+
+    def worker_id(self, found: Found) -> int:
+        """Return the worker id of an engine. Raises InvalidFieldError."""
+
+    async def put(self, found: Found) -> None:
+        """Register an engine, or replace its registration. Raises KvRouterError."""
+
+    async def remove(self, worker_id: int) -> None:
+        """Remove a registration. Raises KvRouterError."""
+
+
+class LabelledEngines:
+    """Pods or endpoints with labels: registered by a template, and what their annotation says."""
+
+    def __init__(self, config: DiscoveryConfig, registrar: Registrar, random: Random) -> None:
+        """Check the template. Raises ConfigError."""
+        self._template = config.discovery_worker
+        try:
+            check_template(self._template)
+        except InvalidFieldError as error:
+            raise ConfigError("discovery_worker", error.reason, error.allowed) from error
+        self._registrar = registrar
+        self._namespace = namespace_of(config)
+        self.owner = f"{OWNER}{self._namespace}/"
+        self._watch: ClusterWatch[Pod] | ClusterWatch[EndpointSlice] = (
+            self._watched(config, PODS, random)
+            if config.discovery == "pods"
+            else self._watched(config, SLICES, random)
+        )
+        self._on_change: Callable[[], None] = lambda: None
+        self.watches = Watches(self._watch)
+
+    def _watched(
+        self, config: DiscoveryConfig, resource: Resource[Q], random: Random
+    ) -> ClusterWatch[Q]:
+        chosen = {"labelSelector": config.discovery_selector}
+        server = ApiServer(config, resource, self._namespace, chosen)
+        return ClusterWatch(server, self._note, random)
+
+    @property
+    def is_known(self) -> bool:
+        """True once the cluster was listed."""
+        return self._watch.was_listed
+
+    async def run(self, on_change: Callable[[], None]) -> None:
+        """Follow the cluster until cancelled."""
+        self._on_change = on_change
+        await self._watch.run()
+
+    def _note(self) -> None:
+        self._on_change()
+
+    def found(self) -> dict[str, Found]:
+        """Return the engines by name; an engine in several slices is taken from the first."""
+        objects: Mapping[str, Pod | EndpointSlice] = self._watch.objects
+        found: dict[str, Found] = {}
+        for _, each in sorted(objects.items()):
+            for engine in found_in(each):
+                found.setdefault(engine.name, engine)
+        return found
+
+    def worker_id(self, found: Found) -> int:
+        """Return the worker id of an engine."""
+        return id_of_name(found.name)
+
+    async def put(self, found: Found) -> None:
+        """Register an engine. Raises KvRouterError."""
+        worker_id = self.worker_id(found)
+        worker = registration(self._template, self._namespace, found, worker_id)
+        await self._registrar.check(worker)
+        await self._registrar.put(worker)
+
+    async def remove(self, worker_id: int) -> None:
+        """Remove a registration. Raises KvRouterError."""
+        await self._registrar.remove(worker_id)
+
 
 class Discovery:
-    """The engines of one cluster, and those of them that are registered here."""
+    """The engines of one cluster, and those of them that are registered here.
+
+    `held`: reasons not to choose workers, by id; those of pods that are not ready are set here.
+    """
 
     def __init__(
         self,
         config: DiscoveryConfig,
-        registrar: Registrar,
+        source: EngineSource,
         registrations: Registrations,
+        held: dict[int, str],
         registry: CollectorRegistry,
-        random: Random,
     ) -> None:
-        """Check the template and register the metrics. Raises ConfigError."""
         self._config = config
-        self._registrar, self._registrations = registrar, registrations
-        self._check_template()
-        server = ApiServer(config)
-        self._namespace = server.namespace
+        self._source = source
+        self._registrations = registrations
+        self._held = held
         self._changed = asyncio.Event()
-        self._watching = ClusterWatch(server, self._changed.set, random)
         self._registered: dict[str, tuple[int, Found]] = {}
         self._refused: dict[str, tuple[Found, float]] = {}
         self._unready_since_s: dict[str, float] = {}
@@ -62,7 +166,7 @@ class Discovery:
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watching.run())
+            group.create_task(self._source.run(self._changed.set))
             group.create_task(self._reconcile_forever())
 
     async def _reconcile_forever(self) -> None:
@@ -73,17 +177,18 @@ class Discovery:
             except TimeoutError:
                 pass
             self._changed.clear()
-            if self._watching.was_listed:
+            if self._source.is_known:
                 await self._settle(time.monotonic())
 
     async def _settle(self, now_s: float) -> None:
         """Register and remove workers until the registered ones equal the wanted ones."""
-        found = self._found()
+        found = self._source.found()
         wanted = self._wanted(found, now_s)
         await self._tidy(found)
         for name in [name for name in self._registered if name not in wanted]:
             worker_id, _ = self._registered.pop(name)
             await self._remove(worker_id)
+        self._hold_unready(wanted)
         self._refused = {n: each for n, each in self._refused.items() if n in wanted}
         for each in wanted.values():
             if self._is_new(each, now_s):
@@ -91,13 +196,13 @@ class Discovery:
         self._counts["registered"] = len(self._registered)
         self._counts["refused"] = len(self._refused)
 
-    def _found(self) -> dict[str, Found]:
-        """Return the engines by name; an engine in several slices is taken from the first."""
-        found: dict[str, Found] = {}
-        for _, each in sorted(self._watching.objects.items()):
-            for engine in found_in(each):
-                found.setdefault(engine.name, engine)
-        return found
+    def _hold_unready(self, wanted: dict[str, Found]) -> None:
+        """Keep requests from registered engines whose pods are not ready."""
+        for name, (worker_id, _) in self._registered.items():
+            if wanted[name].is_ready:
+                self._held.pop(worker_id, None)
+            else:
+                self._held[worker_id] = f"its pod is not ready ({name})"
 
     def _wanted(self, found: dict[str, Found], now_s: float) -> dict[str, Found]:
         """Return the engines to register, up to the limit: registered ones first, then by name."""
@@ -120,17 +225,18 @@ class Discovery:
     def _is_new(self, each: Found, now_s: float) -> bool:
         known = self._registered.get(each.name)
         if known is not None:
-            return (known[1].ip, known[1].said) != (each.ip, each.said)
+            return _settings(known[1]) != _settings(each)
         refused = self._refused.get(each.name)
         return refused is None or refused[0] != each or now_s - refused[1] >= AGAIN_S
 
     async def _put(self, each: Found, now_s: float) -> None:
-        worker_id = id_of_name(each.name)
-        template = self._config.discovery_worker
         try:
-            worker = registration(template, self._namespace, each, worker_id)
-            await self._registrar.check(worker)
-            await self._registrar.put(worker)
+            worker_id = self._source.worker_id(each)
+            known = self._registered.get(each.name)
+            if known is not None and known[0] != worker_id:
+                del self._registered[each.name]
+                await self._remove(known[0])
+            await self._source.put(each)
         except KvRouterError as error:
             if each.name not in self._refused:
                 log.warning("%s at %s is not registered: %s", each.name, each.ip, error)
@@ -142,8 +248,9 @@ class Discovery:
 
     async def _remove(self, worker_id: int) -> None:
         """Remove a registration; skips one that is not ours or was removed by another caller."""
+        self._held.pop(worker_id, None)
         try:
-            await self._registrar.remove(worker_id)
+            await self._source.remove(worker_id)
         except KvRouterError as error:
             log.info("discovery: worker %d was not removed: %s", worker_id, error)
         else:
@@ -154,28 +261,34 @@ class Discovery:
         if self._is_tidy:
             return
         self._is_tidy = True
-        ours = f"{OWNER}{self._namespace}/"
+        known = set(self._worker_ids(found))
         for each in list(self._registrations):
-            owner = each.stable_routing_id or ""
-            if owner.startswith(ours) and owner.removeprefix(ours) not in found:
+            is_own = (each.stable_routing_id or "").startswith(self._source.owner)
+            if is_own and each.worker_id not in known:
                 await self._remove(each.worker_id)
 
-    def _check_template(self) -> None:
-        try:
-            check_template(self._config.discovery_worker)
-        except InvalidFieldError as error:
-            raise ConfigError("discovery_worker", error.reason, error.allowed) from error
+    def _worker_ids(self, found: dict[str, Found]) -> Iterator[int]:
+        for each in found.values():
+            with suppress(InvalidFieldError):
+                yield self._source.worker_id(each)
+
+
+def _settings(found: Found) -> tuple[str, str, int]:
+    """Return what a registration is made of."""
+    return found.ip, found.said, found.port
 
 
 _METRICS: Rows = {
     "workers": gauge("Engines of the cluster, by registration state", "_counts", "state"),
     "workers_max": gauge("Limit of registered engines", "_config.discovery_max_workers"),
     "synced": gauge(
-        "1 while the known objects are up to date with the cluster", "_watching.is_synced"
+        "1 while the known objects are up to date with the cluster", "_source.watches.is_synced"
     ),
-    "lists": counter("Lists of all objects requested", "_watching."),
-    "watches": counter("Watches started", "_watching."),
-    "changes": counter("Changes received from watches", "_watching."),
-    "forgotten": counter("Resource versions that the server no longer had (410)", "_watching."),
-    "failures": counter("Requests that failed", "_watching."),
+    "lists": counter("Lists of all objects requested", "_source.watches."),
+    "watches": counter("Watches started", "_source.watches."),
+    "changes": counter("Changes received from watches", "_source.watches."),
+    "forgotten": counter(
+        "Resource versions that the server no longer had (410)", "_source.watches."
+    ),
+    "failures": counter("Requests that failed", "_source.watches."),
 }

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from router.discovery.kubernetes.objects import ClusterObject, Pod
+from router.discovery.kubernetes.objects import EndpointSlice, Pod
 from router.errors import InvalidFieldError
 from router.protocol.values import UNREADABLE
 from router.protocol.workers import WorkerRegistration
@@ -20,7 +20,8 @@ OWNER = "kubernetes:"
 class Found(Struct, frozen=True):
     """An engine found in the cluster.
 
-    `said`: the registration fields in its pod's annotation, as JSON; empty without one.
+    `said`: what annotations of its pod say of it; empty without any. `port`: that of its server, in
+    a pool; `index`: the position of the port among those of the pool.
     """
 
     name: str
@@ -28,13 +29,15 @@ class Found(Struct, frozen=True):
     is_ready: bool
     is_ending: bool
     said: str = ""
+    port: int = 0
+    index: int = 0
 
 
-def found_in(each: ClusterObject) -> Iterator[Found]:
+def found_in(each: Pod | EndpointSlice) -> Iterator[Found]:
     """Yield the engines of an object that have an address."""
     if isinstance(each, Pod):
         if each.status.pod_ip:
-            yield _of_pod(each)
+            yield found_pod(each)
         return
     for endpoint in each.endpoints or ():
         target = endpoint.target_ref
@@ -45,7 +48,8 @@ def found_in(each: ClusterObject) -> Iterator[Found]:
             yield Found(name, ip, conditions.ready is not False, is_ending)
 
 
-def _of_pod(pod: Pod) -> Found:
+def found_pod(pod: Pod) -> Found:
+    """Return a pod as an engine, with the registration in its annotation."""
     status, metadata = pod.status, pod.metadata
     is_ready = any(each.type == "Ready" and each.status == "True" for each in status.conditions)
     is_ending = metadata.deletion_timestamp is not None or status.phase in ("Failed", "Succeeded")

@@ -10,34 +10,51 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from random import Random
+from typing import Any, Generic
 
-from router.discovery.kubernetes.api_server import ApiServer, ApiServerError, GoneError
-from router.discovery.kubernetes.objects import ClusterObject
+from router.discovery.kubernetes.api_server import ApiServer, ApiServerError, GoneError, Q
 from router.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+NOT_FOUND = 404
 STEADY_S = 5.0
 """A watch that lasted at least this long is followed by the next one without a delay."""
 
 
-class ClusterWatch:
-    """The cluster's objects, by name.
+class ClusterWatch(Generic[Q]):
+    """The cluster's objects of one kind, by name.
 
     `on_change` is called whenever they may have changed. `is_synced` is True while they are the
-    cluster's, apart from changes in transit. The counters are totals of requests and of changes.
+    cluster's, apart from changes in transit; `problem` is why they are not, None before the first
+    response. The counters are totals of requests and of changes.
+
+    `is_optional`: the cluster may lack this kind, and then has no objects of it.
     """
 
-    def __init__(self, server: ApiServer, on_change: Callable[[], None], random: Random) -> None:
+    def __init__(
+        self,
+        server: ApiServer[Q],
+        on_change: Callable[[], None],
+        random: Random,
+        *,
+        is_optional: bool = False,
+    ) -> None:
         self._server = server
         self._on_change = on_change
         self._random = random
+        self._is_optional = is_optional
         self._failures = 0
-        self.objects: dict[str, ClusterObject] = {}
+        self.objects: dict[str, Q] = {}
+        self.problem: str | None = None
         self.was_listed = False
         self.is_synced = False
         self.lists = self.watches = self.forgotten = self.failures = self.changes = 0
+
+    def ask(self, server: ApiServer[Q]) -> None:
+        """Ask for other objects from the next list on, which takes the place of the known ones."""
+        self._server = server
 
     async def run(self) -> None:
         """Follow the cluster until cancelled; errors are logged and retried."""
@@ -51,7 +68,10 @@ class ClusterWatch:
                 log.info("discovery lists again: %s", error)
                 await self._pause(failed=False)
             except (ApiServerError, ConfigError) as error:
-                await self._fail(error)
+                if self._is_optional and getattr(error, "status", None) == NOT_FOUND:
+                    await self._await_kind()
+                else:
+                    await self._fail(error)
 
     async def _list(self) -> str:
         self.lists += 1
@@ -59,9 +79,10 @@ class ClusterWatch:
         self._replace(objects)
         return version
 
-    def _replace(self, objects: Iterable[ClusterObject]) -> None:
+    def _replace(self, objects: Iterable[Q]) -> None:
         self.objects = {each.metadata.name: each for each in objects}
         self.was_listed = self.is_synced = True
+        self.problem = None
         self._on_change()
 
     async def _watch(self, version: str) -> str:
@@ -73,19 +94,21 @@ class ClusterWatch:
         began_s = time.monotonic()
         try:
             async for kind, each in self._server.watched(version):
-                self.is_synced, self._failures = True, 0
+                self.is_synced, self.problem, self._failures = True, None, 0
                 version = each.metadata.resource_version or version
                 self._take(kind, each)
         except GoneError:
             raise
         except (ApiServerError, ConfigError) as error:
+            if getattr(error, "status", None) == NOT_FOUND:
+                raise  # the cluster does not know this kind any more
             await self._fail(error)
             return version
         if time.monotonic() - began_s < STEADY_S:
             await self._pause(failed=False)
         return version
 
-    def _take(self, kind: str, each: ClusterObject) -> None:
+    def _take(self, kind: str, each: Q) -> None:
         if kind == "BOOKMARK":
             return
         self.changes += 1
@@ -95,10 +118,19 @@ class ClusterWatch:
             self.objects[each.metadata.name] = each
         self._on_change()
 
+    async def _await_kind(self) -> None:
+        """Wait until the cluster may know this kind, of which there are no objects yet."""
+        if not self.was_listed:
+            log.info("discovery: the cluster does not know %s", self._server.resource.name)
+        self._replace(())
+        await asyncio.sleep(LONGEST_PAUSE_S * (0.5 + self._random.random() / 2))
+
     async def _fail(self, error: Exception) -> None:
         self.failures += 1
         self.is_synced = False
-        log.warning("discovery failed: %s; the last known engines stay registered", error)
+        if self.problem != str(error):
+            log.warning("discovery failed: %s; the last known objects stay in use", error)
+        self.problem = str(error)
         await self._pause(failed=True)
 
     async def _pause(self, *, failed: bool) -> None:
@@ -106,3 +138,40 @@ class ClusterWatch:
         self._failures = self._failures + 1 if failed else 0
         longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures, 10))
         await asyncio.sleep(longest_s * (0.5 + self._random.random() / 2))
+
+
+class Watches:
+    """Several watches, counted together."""
+
+    def __init__(self, *watches: ClusterWatch[Any]) -> None:
+        self._watches = watches
+
+    @property
+    def is_synced(self) -> bool:
+        """True while all are in step with the cluster."""
+        return all(each.is_synced for each in self._watches)
+
+    @property
+    def lists(self) -> int:
+        """Lists requested."""
+        return sum(each.lists for each in self._watches)
+
+    @property
+    def watches(self) -> int:
+        """Watches started."""
+        return sum(each.watches for each in self._watches)
+
+    @property
+    def changes(self) -> int:
+        """Changes received."""
+        return sum(each.changes for each in self._watches)
+
+    @property
+    def forgotten(self) -> int:
+        """Resource versions that the server no longer had."""
+        return sum(each.forgotten for each in self._watches)
+
+    @property
+    def failures(self) -> int:
+        """Requests that failed."""
+        return sum(each.failures for each in self._watches)

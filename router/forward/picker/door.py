@@ -13,7 +13,7 @@ from router.forward.picker.lives import Lives
 from router.forward.picker.metrics import PICKER_METRICS, PREFIX, PickerMetrics
 from router.forward.picker.picker import Picker, PickerLimits
 from router.forward.picker.placement import GatewayPlacement
-from router.forward.picker.pool import RouterPool
+from router.forward.picker.pool import ClusterPool, KubernetesPool, RouterPool
 from router.forward.picker.server import PickerServer
 from router.forward.prefill.router import PrefillRouter
 from router.forward.preparation import Preparation
@@ -25,7 +25,7 @@ from router.runtime.security.guard import Guard
 
 
 class GatewayDoor:
-    """The picker. `guard`: of the endpoint; `authorization`: see `OpenAiEndpoint`."""
+    """The picker. `guard`: of the endpoint; `authorization`, `cluster`: see `OpenAiEndpoint`."""
 
     def __init__(
         self,
@@ -37,11 +37,13 @@ class GatewayDoor:
         roster: WorkerList,
         guard: Guard,
         authorization: bytes | None,
+        cluster: ClusterPool | None,
         registry: CollectorRegistry,
     ) -> None:
         own = config.picker
         metrics = PickerMetrics(registry)
-        pool = RouterPool(roster, own.priorities)
+        listed = RouterPool(roster, own.priorities)
+        pool = listed if cluster is None else KubernetesPool(listed, cluster)
         placement = GatewayPlacement(
             router,
             preparation,

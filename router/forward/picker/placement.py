@@ -129,7 +129,7 @@ class GatewayPlacement:
         headers, steering, caller = admitted.head.headers, admitted.steering, admitted.caller
         kind = (header(headers, b"content-type") or "").encode()
         read, _ = await read_request(admitted.path, body, kind, None)
-        named = _renamed(read, steering)
+        named = _renamed(read, self._pool.model(read.model) or steering.model)
         asked, _ = permitted(named, caller)
         router_request = self._preparation.placing.request_in(None, asked, headers, caller)
         router_request = self._limited(router_request, admitted)
@@ -274,13 +274,12 @@ def _is_open(path: str) -> bool:
     return path in _OPEN_PATHS or path.startswith(_MODEL)
 
 
-def _renamed(asked: CompletionRequest, steering: Steering) -> CompletionRequest:
-    """Return the request with the model that a header names. Raises InvalidFieldError."""
-    model = steering.model
+def _renamed(asked: CompletionRequest, model: str | None) -> CompletionRequest:
+    """Return the request with the model of a rewrite, or of a header. Raises InvalidFieldError."""
     if model is None or model == asked.model:
         return asked
     if asked.path in PASSED and PASSED[asked.path].is_form:
-        raise InvalidFieldError("x-gateway-model-name-rewrite", "a form", "a body that is JSON")
+        raise InvalidFieldError("model", "to be replaced in a form", "a body that is JSON")
     fields: Mapping[str, Raw] = {**asked.fields, "model": Raw(msgspec.json.encode(model))}
     read = structs.replace(asked.read, model=model)
     return structs.replace(asked, fields=fields, read=read, body=None)

@@ -38,6 +38,25 @@ class PoolView(Protocol):
     def priority(self, objective: str) -> int:
         """Return the priority of an InferenceObjective; 0 for an unknown one."""
 
+    def model(self, asked: str) -> str | None:
+        """Return the model that takes the place of one that was asked for; None: the same."""
+
+
+class ClusterPool(Protocol):
+    """An InferencePool of a Kubernetes cluster. Engines are named by their URLs."""
+
+    def unready_reason(self) -> str | None:
+        """Return why its engines are not known, or None."""
+
+    def is_ready(self, url: str) -> bool:
+        """Return whether an engine is of the pool, and ready."""
+
+    def priority(self, objective: str) -> int | None:
+        """Return the priority of an objective of the pool; None for an unknown one."""
+
+    def model(self, asked: str) -> str | None:
+        """Return the model that takes the place of one that was asked for; None: the same."""
+
 
 class RouterPool:
     """The workers of a router as a pool: each has one address.
@@ -67,6 +86,44 @@ class RouterPool:
     def priority(self, objective: str) -> int:
         """Return the priority of an objective; 0 for an unknown one."""
         return self._objectives.get(objective, 0)
+
+    def model(self, asked: str) -> str | None:  # noqa: ARG002
+        """Return None: a router renames no model."""
+        return None
+
+
+class KubernetesPool:
+    """The workers of a router that are ready in a pool of a cluster.
+
+    `listed`: all workers, with the priorities of objectives that the cluster does not have.
+    """
+
+    __slots__ = ("_cluster", "_listed")
+
+    def __init__(self, listed: RouterPool, cluster: ClusterPool) -> None:
+        self._listed = listed
+        self._cluster = cluster
+
+    def unready_reason(self) -> str | None:
+        """Return why the pool or the workers are not known yet, or None."""
+        return self._cluster.unready_reason() or self._listed.unready_reason()
+
+    def endpoints(self) -> Iterator[PoolEndpoint]:
+        """Yield the endpoints of the workers that are ready in the pool."""
+        return (each for each in self._listed.endpoints() if self._cluster.is_ready(each.url))
+
+    def endpoint(self, worker_id: int, dp_rank: int, url: str) -> PoolEndpoint:
+        """Return the endpoint of a worker. Raises InvalidFieldError for an invalid URL."""
+        return self._listed.endpoint(worker_id, dp_rank, url)
+
+    def priority(self, objective: str) -> int:
+        """Return the priority of an objective; 0 for an unknown one."""
+        found = self._cluster.priority(objective)
+        return self._listed.priority(objective) if found is None else found
+
+    def model(self, asked: str) -> str | None:
+        """Return the model that takes the place of one that was asked for; None: the same."""
+        return self._cluster.model(asked)
 
 
 def address_of(url: str) -> str:

@@ -170,6 +170,9 @@ CONTRADICTIONS = {
     ),
     ("discovery", "discovery_selector"): ("--discovery", "pods"),
     ("discovery_selector", "discovery"): ("--discovery-selector", "app=vllm"),
+    ("epp_pool", "discovery"): (
+        "--epp-pool", "llm/qwen", "--discovery", "pods", "--discovery-selector", "app=vllm",
+    ),
     ("policy", "overlap_score_weight"): ("--policy", "cache-aware", "--overlap-score-weight", "0"),
     ("predicted_ttl_s", "use_kv_events"): ("--predicted-ttl-s", "1", "--no-use-kv-events"),
     ("event_threads", "use_kv_events"): ("--event-threads", "2", "--no-use-kv-events"),

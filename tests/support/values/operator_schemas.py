@@ -1,5 +1,6 @@
-"""What the Prometheus operator takes of the fields that we use: its resources are none of
-Kubernetes' own, so their validator knows nothing of them.
+"""What custom resources may have, of the fields that we use: of the Prometheus operator, of the
+Gateway API and of its Inference Extension. They are none of Kubernetes' own, so their validator
+knows nothing of them.
 """
 
 
@@ -15,7 +16,15 @@ def _object(required=(), /, **properties):
 _TEXT = {"type": "string", "minLength": 1}
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 _DURATION = {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"}
-_METADATA = _object(("name", "namespace"), name=_TEXT, namespace=_TEXT, labels=_TEXTS)
+_SERVER_SET = dict.fromkeys(("uid", "resourceVersion", "creationTimestamp"), _TEXT)
+_METADATA = _object(
+    ("name", "namespace"),
+    name=_TEXT,
+    namespace=_TEXT,
+    labels=_TEXTS,
+    annotations=_TEXTS,
+    **_SERVER_SET,
+)
 _SELECTOR = _object(("matchLabels",), matchLabels=_TEXTS)
 _ENDPOINT = _object(
     ("port",),
@@ -43,10 +52,10 @@ _GROUP = _object(
 )
 
 
-def _kind(name, spec):
+def _kind(name, spec, *versions):
     return _object(
         ("apiVersion", "kind", "metadata", "spec"),
-        apiVersion={"const": "monitoring.coreos.com/v1"},
+        apiVersion={"enum": versions or ("monitoring.coreos.com/v1",)},
         kind={"const": name},
         metadata=_METADATA,
         spec=spec,
@@ -58,10 +67,114 @@ def _monitor(name, endpoints):
     return _kind(name, _object(("selector", endpoints), selector=_SELECTOR, **{endpoints: listed}))
 
 
+# ── Gateway API, and its Inference Extension (GIE 1.6, llm-d-router 2026-08) ─────────────────────
+
+_PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
+_LABELS = {"type": "object", "minProperties": 1, "maxProperties": 64, "additionalProperties": _TEXT}
+_POOL = _kind(
+    "InferencePool",
+    _object(
+        ("selector", "targetPorts"),
+        selector=_object(("matchLabels",), matchLabels=_LABELS),
+        targetPorts={
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 8,
+            "uniqueItems": True,
+            "items": _object(("number",), number=_PORT),
+        },
+        appProtocol={"enum": ["http", "kubernetes.io/h2c"]},
+        endpointPickerRef={
+            **_object(
+                ("name",),
+                group={"type": "string"},
+                kind=_TEXT,
+                name=_TEXT,
+                port=_object(("number",), number=_PORT),
+                failureMode={"enum": ["FailOpen", "FailClose"]},
+            ),
+            # A port is required, unless the reference is to another kind than a service.
+            "if": {"properties": {"kind": {"const": "Service"}}},
+            "then": {"required": ["port"]},
+        },
+    ),
+    "inference.networking.k8s.io/v1",
+)
+_POOL_REF = _object(("name",), group={"type": "string"}, kind=_TEXT, name=_TEXT)
+_ALPHA = ("llm-d.ai/v1alpha2", "inference.networking.x-k8s.io/v1alpha2")
+_OBJECTIVE = _kind(
+    "InferenceObjective",
+    _object(("poolRef",), poolRef=_POOL_REF, priority={"type": "integer", "format": "int32"}),
+    *_ALPHA,
+)
+_MODEL = _object(("value",), type={"const": "Exact"}, value=_TEXT)
+_TARGET = _object(
+    ("modelRewrite",),
+    modelRewrite=_TEXT,
+    weight={"type": "integer", "minimum": 1, "maximum": 1_000_000},
+)
+_REWRITE = _kind(
+    "InferenceModelRewrite",
+    _object(
+        ("poolRef", "rules"),
+        poolRef=_POOL_REF,
+        rules={
+            "type": "array",
+            "minItems": 1,
+            "items": _object(
+                ("targets",),
+                matches={"type": "array", "items": _object((), model=_MODEL)},
+                targets={"type": "array", "minItems": 1, "items": _TARGET},
+            ),
+        },
+    ),
+    *_ALPHA,
+)
+_REF = _object(
+    ("name",), group={"type": "string"}, kind=_TEXT, name=_TEXT, namespace=_TEXT, port=_PORT
+)
+_ROUTE = _kind(
+    "HTTPRoute",
+    _object(
+        ("parentRefs", "rules"),
+        parentRefs={
+            "type": "array",
+            "minItems": 1,
+            "items": _object(("name",), name=_TEXT, namespace=_TEXT, sectionName=_TEXT),
+        },
+        hostnames={"type": "array", "items": _TEXT},
+        rules={
+            "type": "array",
+            "minItems": 1,
+            "items": _object(
+                ("backendRefs",),
+                matches={
+                    "type": "array",
+                    "items": _object(
+                        ("path",),
+                        path=_object(
+                            ("type", "value"),
+                            type={"enum": ["Exact", "PathPrefix"]},
+                            value={"type": "string", "pattern": "^/"},
+                        ),
+                    ),
+                },
+                backendRefs={"type": "array", "minItems": 1, "items": _REF},
+                timeouts=_object((), request=_DURATION, backendRequest=_DURATION),
+            ),
+        },
+    ),
+    "gateway.networking.k8s.io/v1",
+)
+
 SCHEMAS = {
     "ServiceMonitor": _monitor("ServiceMonitor", "endpoints"),
     "PodMonitor": _monitor("PodMonitor", "podMetricsEndpoints"),
     "PrometheusRule": _kind(
         "PrometheusRule", _object(("groups",), groups={"type": "array", "items": _GROUP})
     ),
+    "InferencePool": _POOL,
+    "InferenceObjective": _OBJECTIVE,
+    "InferenceModelRewrite": _REWRITE,
+    "HTTPRoute": _ROUTE,
 }

@@ -8,7 +8,7 @@ import pytest
 from router.errors import ConfigError
 from router.runtime.process.settings import id_of_name
 from support.fleets.direct import BLOCK_SIZE, DirectEngine, DirectRouter
-from support.processes.api_server import LABELS, SLICES, FakeApiServer, endpoint_slice, pod
+from support.processes.api_server import LABELS, FakeApiServer, endpoint_slice, pod
 from support.processes.servers import eventually
 
 PROMPT = [*range(8)]
@@ -81,7 +81,7 @@ async def test_pods_become_engines_and_deleted_pods_leave(tmp_path):
 
 @pytest.mark.integration
 async def test_endpoints_of_a_service_become_engines(tmp_path):
-    with FakeApiServer(SLICES) as server, DirectEngine(1) as engine:
+    with FakeApiServer() as server, DirectEngine(1) as engine:
         template = engine.body(endpoint="http://{ip}:8000")
         template = json.dumps({k: v for k, v in template.items() if k != "worker_id"})
         server.put(endpoint_slice("s-1", ("a", "127.0.0.1", True)))
