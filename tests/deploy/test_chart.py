@@ -13,6 +13,7 @@ from router.config.indexer import load_indexer
 from router.config.load import load_router_config
 from router.core.registered_workers import missing
 from router.discovery.kubernetes.found import Found, registration
+from router.discovery.kubernetes.pool import EVENTS_PORT, REPLAY_PORT
 from router.forward.config import load_forward
 from router.publisher.batch_order.address import rank_endpoint
 from router.runtime.process.settings import settings_of
@@ -56,6 +57,18 @@ SLICES = {
     "monitoring": {"enabled": True},
     "networkPolicy": {"egress": {"enabled": True, "also": [{"ports": [{"port": 4318}]}]}},
 }
+PICKERS = {
+    "nats": {"enabled": False},
+    "epp": {
+        "enabled": True,
+        "certificate": {"secret": "picker"},
+        "pool": {"labels": {"app": "vllm"}, "ports": [8000, 8001], "failureMode": "FailClose"},
+        "callers": [{"ipBlock": {"cidr": "10.129.0.0/23"}}],
+    },
+    "engines": {"enabled": False},
+    "forward": {"enabled": False},
+    "networkPolicy": {"egress": {"enabled": True}},
+}
 ALL = {
     "default": {},
     **KEPT,
@@ -63,6 +76,7 @@ ALL = {
     "without": WITHOUT_BUS,
     "bus": ELSEWHERE,
     "slices": SLICES,
+    "pickers": PICKERS,
 }
 
 
@@ -262,12 +276,16 @@ def test_routers_accept_their_settings(name, settings):
     values = ALL[name]
     config = flat(load_router_config([], settings(container(objects(values), "router"))))
     assert config.http_port == 8092
-    is_direct = name in ("without", "direct.yaml", "slices")
+    is_direct = name in ("without", "direct.yaml", "slices", "pickers")
     bus = "" if is_direct else values.get("natsUrl", "nats://kv-nats:4222")
     assert config.discovery == {"direct.yaml": "pods", "slices": "endpointslices"}.get(name, "none")
     assert config.nats_url == bus
     assert config.redis_url == ("redis://kv-redis:6379" if "redis" in values else "")
     assert config.insecure_public_bind == ("tokens" not in values)
+    assert config.epp_pool == ("kv-router/kv" if "epp" in values else "")
+    assert (config.epp_port, config.epp_health_port) == (
+        (9002, 9003) if "epp" in values else (0, 0)
+    )
 
 
 def test_indexers_accept_their_settings(settings):
@@ -510,6 +528,82 @@ def test_routers_without_a_bus_find_their_engines(name, block_size, settings):
     (rule,) = of_kind(release, "Role")[0]["rules"]
     assert rule["verbs"] == ["list", "watch"]
     assert rule["resources"] == [config.discovery]
+
+
+def test_pool_has_its_engines_and_its_picker():
+    release = objects(KEPT["gateway.yaml"])
+    (pool,), (route,) = of_kind(release, "InferencePool"), of_kind(release, "HTTPRoute")
+    sets = of_kind(release, "StatefulSet")
+    engine = next(s for s in sets if s["metadata"]["name"] == "kv-engine")["spec"]["template"]
+    labels, annotations = engine["metadata"]["labels"], engine["metadata"]["annotations"]
+    assert pool["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert pool["spec"]["targetPorts"] == [{"number": 8000}]
+    assert annotations == {EVENTS_PORT: "5557", REPLAY_PORT: "5657"}
+    assert "initContainers" not in engine["spec"]
+    picker = pool["spec"]["endpointPickerRef"]
+    service = next(
+        s for s in of_kind(release, "Service") if s["metadata"]["name"] == picker["name"]
+    )
+    (port,) = service["spec"]["ports"]
+    assert port["port"] == picker["port"]["number"]
+    assert port["targetPort"] in [each["name"] for each in container(release, "router")["ports"]]
+    (backend,) = route["spec"]["rules"][0]["backendRefs"]
+    assert (backend["kind"], backend["name"]) == ("InferencePool", pool["metadata"]["name"])
+
+
+def test_gateway_alone_reaches_the_picker_and_goes_on_to_engines():
+    policies = policies_of(objects(KEPT["gateway.yaml"]))
+    gateway = {"matchLabels": {"gateway.networking.k8s.io/gateway-name": "inference"}}
+    admitted = {}
+    for rule in policies["kv-router"]["ingress"]:
+        for port in rule["ports"]:
+            admitted[port["port"]] = rule["from"]
+    assert admitted[9002] == admitted[9003] == [{"podSelector": gateway}]
+    assert {"podSelector": gateway} not in admitted[8092]
+    engine = policies["kv-engine"]["ingress"]
+    assert {"podSelector": gateway} in engine[0]["from"]
+    routers = {5557, 5657} & {port["port"] for rule in engine for port in rule["ports"]}
+    assert routers == {5557, 5657}
+
+
+def test_rights_of_routers_with_a_picker_are_to_list_and_watch_one_pool():
+    (role,) = of_kind(objects(ALL["pickers"]), "Role")
+    assert all(rule["verbs"] == ["list", "watch"] for rule in role["rules"])
+    found = {
+        each: rule.get("resourceNames") for rule in role["rules"] for each in rule["resources"]
+    }
+    assert found == {
+        "pods": None,
+        "inferencepools": ["kv"],
+        "inferenceobjectives": None,
+        "inferencemodelrewrites": None,
+    }
+
+
+def test_picker_of_others_pods_reaches_its_certificate():
+    release = objects(ALL["pickers"])
+    (pool,) = of_kind(release, "InferencePool")
+    assert pool["spec"]["selector"]["matchLabels"] == {"app": "vllm"}
+    assert [each["number"] for each in pool["spec"]["targetPorts"]] == [8000, 8001]
+    router = container(release, "router")
+    assert environment(router)["KV_ROUTER_EPP_CERT_FILE"] == "/run/secrets/epp/tls.crt"
+    assert "/run/secrets/epp" in [each["mountPath"] for each in router["volumeMounts"]]
+    other = {"create": False, "name": "qwen"}
+    named = objects({**PICKERS, "epp": {**PICKERS["epp"], "pool": other}})
+    assert of_kind(named, "InferencePool") == []
+    assert environment(container(named, "router"))["KV_ROUTER_EPP_POOL"] == "kv-router/qwen"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"epp": {"enabled": True}}, "epp.callers"),
+        ({**PICKERS, "discovery": {"enabled": True}}, "discovery.enabled"),
+    ],
+)
+def test_picker_with_contradictions_is_refused(values, said, helm):
+    with pytest.raises(helm.HelmRenderError, match=said):
+        objects(values)
 
 
 def test_agents_without_a_bus_are_refused(helm):

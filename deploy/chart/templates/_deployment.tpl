@@ -1,6 +1,6 @@
 {{- /* A stateless HTTP component: its account, service, budget and deployment.
 `root`, `component`, `command`, `prefix` of its variables; `values`: the user's values; `own`: settings
-that the chart makes; `drainSeconds`, unless `config` says; `hasApi`: it asks the cluster; `isScaled`;
+that the chart makes; `ports`: further ones of its container; `drainSeconds`, unless `config` says; `hasApi`: it asks the cluster; `isScaled`;
 `isNamed`: its name is its pod's. */ -}}
 {{- define "kv-router.deployment" -}}
 {{- $values := .values }}
@@ -85,6 +85,9 @@ spec:
             - {name: http, containerPort: {{ $values.port }}}
             {{- with $values.config.openai_port }}
             - {name: openai, containerPort: {{ . }}}
+            {{- end }}
+            {{- with .ports }}
+            {{- . | nindent 12 }}
             {{- end }}
           # Where no compiled kernels can be had, a first start takes its time.
           startupProbe:

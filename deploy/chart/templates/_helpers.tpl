@@ -25,6 +25,19 @@ imagePullPolicy: {{ .image.pullPolicy }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Engines have agents where there is a bus, but for those of a pool: routers hear these themselves. */ -}}
+{{- define "kv-router.hasAgents" -}}
+{{- if and (include "kv-router.natsUrl" .) (not .Values.epp.enabled) }}yes{{ end }}
+{{- end -}}
+
+{{- define "kv-router.hearsEngines" -}}
+{{- if or .Values.discovery.enabled .Values.epp.enabled }}yes{{ end }}
+{{- end -}}
+
+{{- define "kv-router.pool" -}}
+{{ .Values.epp.pool.name | default .Release.Name }}
+{{- end -}}
+
 {{- /* An engine as routers are to take it that find it themselves. */ -}}
 {{- define "kv-router.worker" -}}
 {{- $engines := .Values.engines }}

@@ -148,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
         if api.token not in (None, token):
             api.refused += 1
             self._refuse(401, "Unauthorized")
-        elif path is None or path["namespace"] != "llm" or resource in api.unknown:
+        elif path is None or path["namespace"] != api.namespace or resource in api.unknown:
             self._refuse(404, "the server could not find the requested resource")
         elif resource in api.denied:
             verb = "watch" if "watch" in parameters else "list"
@@ -188,9 +188,9 @@ class FakeApiServer(LocalHttpServer):
     parameters of each request, with its resource.
     """
 
-    def __init__(self, token=None, page=500):
+    def __init__(self, token=None, page=500, namespace="llm"):
         super().__init__()
-        self.token, self.page = token, page
+        self.token, self.page, self.namespace = token, page, namespace
         self.denied, self.unknown = set(), set()
         self.asked, self.refused = [], 0
         self._objects, self._log, self._forgotten = {}, [], 0

@@ -21,7 +21,9 @@ from worker_agent.config.reference import BridgeConfig
 FILE = Path(__file__).parents[3] / "deploy/chart/values.schema.json"
 SHARED = {"host", "http_port", "insecure_public_bind", "namespace", "nats_url"}
 ELSEWHERE = {
-    RouterConfig: SHARED | {"name", "discovery", "discovery_selector", "discovery_worker"},
+    RouterConfig: SHARED
+    | {"name", "discovery", "discovery_selector", "discovery_worker"}
+    | {"epp_pool", "epp_port", "epp_health_port", "epp_cert_file", "epp_key_file"},
     ForwardConfig: SHARED | {"router_url"},
     IndexerConfig: SHARED | {"name"},
     BridgeConfig: SHARED | {"name", "worker_id"},
@@ -105,6 +107,21 @@ def _process(config, **more):
     )  # fmt: skip
 
 
+def _picker():
+    pool = _object(
+        ("create", "failureMode"),
+        create=SWITCH, name=NAME, labels=LABELS,
+        ports={"type": "array", "maxItems": 8, "uniqueItems": True, "items": PORT},
+        failureMode={"type": "string", "enum": ["FailOpen", "FailClose"]},
+    )  # fmt: skip
+    return _object(
+        ("enabled", "port", "healthPort"),
+        enabled=SWITCH, port=PORT, healthPort=PORT, certificate=_object(("secret",), secret=NAME),
+        pool=pool, gateway=_object((), name=NAME, namespace=NAME), hostnames=_texts(),
+        callers={"type": "array", "items": PEER},
+    )  # fmt: skip
+
+
 def _engines():
     return _object(
         ("enabled", "replicas", "model", "port", "config"),
@@ -137,6 +154,7 @@ def schema():
             selector={"type": "string", "maxLength": 1024},
             worker=_object(**_fields(WorkerRegistration, {"worker_id"})),
         ),
+        "epp": _picker(),
         "forward": _process(ForwardConfig, enabled=SWITCH, routerToken=SECRET),
         "indexer": _process(IndexerConfig, enabled=SWITCH),
         "engines": _engines(),

@@ -14,6 +14,21 @@ HEAD = "# Rendered from deploy/chart by `make manifests`: change that, not this.
 KEPT = {
     "fleet.yaml": {},
     "direct.yaml": {"nats": {"enabled": False}, "discovery": {"enabled": True}},
+    "gateway.yaml": {
+        "epp": {
+            "enabled": True,
+            "gateway": {"name": "inference"},
+            "callers": [
+                {
+                    "podSelector": {
+                        "matchLabels": {"gateway.networking.k8s.io/gateway-name": "inference"}
+                    }
+                }
+            ],
+        },
+        "forward": {"enabled": False},
+        "router": {"config": {"drain_s": 30}},
+    },
     "monitored.yaml": {
         "monitoring": {"enabled": True},
         "router": {"autoscaling": {"enabled": True}},

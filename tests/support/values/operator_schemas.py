@@ -1,6 +1,6 @@
 """What custom resources may have, of the fields that we use: of the Prometheus operator, of the
-Gateway API and of its Inference Extension. They are none of Kubernetes' own, so their validator
-knows nothing of them.
+Gateway API, of its Inference Extension and of gateways. They are none of Kubernetes' own, so their
+validator knows nothing of them.
 """
 
 
@@ -166,6 +166,48 @@ _ROUTE = _kind(
     ),
     "gateway.networking.k8s.io/v1",
 )
+_LISTENER = _object(
+    ("name", "port", "protocol"), name=_TEXT, port=_PORT, protocol={"enum": ["HTTP", "HTTPS"]}
+)
+_GATEWAY = _kind(
+    "Gateway",
+    _object(
+        ("gatewayClassName", "listeners"),
+        gatewayClassName=_TEXT,
+        listeners={"type": "array", "minItems": 1, "items": _LISTENER},
+    ),
+    "gateway.networking.k8s.io/v1",
+)
+_CLASS = {
+    **_kind(
+        "GatewayClass",
+        _object(("controllerName",), controllerName=_TEXT),
+        "gateway.networking.k8s.io/v1",
+    )
+}
+_CLASS["properties"] = {**_CLASS["properties"], "metadata": _object(("name",), name=_TEXT)}
+_TLS = _object(("mode",), mode={"const": "SIMPLE"}, insecureSkipVerify={"type": "boolean"})
+_DESTINATION = _kind(
+    "DestinationRule",
+    _object(("host",), host=_TEXT, trafficPolicy=_object((), tls=_TLS)),
+    "networking.istio.io/v1",
+)
+_TARGET_REF = _object(("group", "kind", "name"), group=_TEXT, kind=_TEXT, name=_TEXT)
+
+
+def _of_gke(name, default):
+    spec = _object(("targetRef", "default"), targetRef=_TARGET_REF, default=default)
+    return _kind(name, spec, "networking.gke.io/v1")
+
+
+_HEALTH = _object(
+    ("config",),
+    config=_object(
+        ("type", "httpHealthCheck"),
+        type={"const": "HTTP"},
+        httpHealthCheck=_object((), requestPath=_TEXT, port=_PORT),
+    ),
+)
 
 SCHEMAS = {
     "ServiceMonitor": _monitor("ServiceMonitor", "endpoints"),
@@ -177,4 +219,9 @@ SCHEMAS = {
     "InferenceObjective": _OBJECTIVE,
     "InferenceModelRewrite": _REWRITE,
     "HTTPRoute": _ROUTE,
+    "Gateway": _GATEWAY,
+    "GatewayClass": _CLASS,
+    "DestinationRule": _DESTINATION,
+    "HealthCheckPolicy": _of_gke("HealthCheckPolicy", _HEALTH),
+    "GCPBackendPolicy": _of_gke("GCPBackendPolicy", _object((), timeoutSec={"type": "integer"})),
 }
