@@ -168,7 +168,7 @@ class RunningRouter(RunningService):
         reporting = asyncio.create_task(worker.report_forever())
         self._stack.push_async_callback(asyncio.wait, [reporting])
         self._stack.callback(reporting.cancel)
-        await eventually(lambda: self.trusts(worker_id), poll_s=0.005)
+        await eventually(lambda: self.trusts(worker_id))
         await eventually(lambda: self.schedules(worker_id))
         await eventually(lambda: self.service.host.status.answers_on_bus)
         return worker

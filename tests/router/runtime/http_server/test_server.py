@@ -1,7 +1,10 @@
-"""Signals of a process that has no configuration to read again."""
+"""Signals of a process that has no configuration to read again, and its sockets."""
 
+import socket
 import subprocess
 import sys
+
+from router.runtime.http_server.server import listening
 
 RUN = """
 import asyncio, os, signal
@@ -31,3 +34,11 @@ def test_closed_terminal_stops_the_server():
 
 def test_nohup_ignores_a_closed_terminal():
     assert said(is_started_with_nohup=True) == "True\n"
+
+
+def test_bodies_are_sent_without_waiting_for_an_acknowledgement():
+    with listening("127.0.0.1", 0) as listener:
+        client = socket.create_connection(listener.getsockname())
+        server, _ = listener.accept()
+        with client, server:
+            assert server.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
