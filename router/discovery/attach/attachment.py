@@ -64,6 +64,7 @@ def _registration(
         endpoint=engine.url,
         model_name=seen.base_model or next(iter(seen.models), None) or "default",
         engine=seen.engine or "vllm",
+        role=engine.role,
         block_size=facts.block_size,
         total_kv_blocks=facts.total_kv_blocks,
         max_num_batched_tokens=facts.max_num_batched_tokens,

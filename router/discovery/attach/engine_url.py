@@ -1,10 +1,12 @@
-"""The address of an engine: http://a:8000[;events=tcp://a:5557][;replay=tcp://a:5657]."""
+"""The address of an engine: http://a:8000[;events=tcp://a:5557][;replay=tcp://a:5657][;role=…]."""
 
+from typing import get_args
 from urllib.parse import SplitResult, urlsplit
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
 
 from router.errors import InvalidFieldError
+from router.protocol.values import Role
 from router.publisher.batch_order.address import rank_endpoint
 from router.runtime.process.settings import id_of_name
 
@@ -13,11 +15,15 @@ MOST_CHARACTERS = 900
 
 
 class EngineUrl(Struct, frozen=True):
-    """The address of an engine. `events`, `replay`: of its first rank, if the caller names them."""
+    """The address of an engine.
+
+    `events`, `replay`: of its first rank, if the caller names them. `role`: None: aggregated.
+    """
 
     url: str
     events: str | None = None
     replay: str | None = None
+    role: Role | None = None
 
     @property
     def host(self) -> str:
@@ -32,7 +38,7 @@ class EngineUrl(Struct, frozen=True):
     @property
     def text(self) -> str:
         """The address as `parsed_url` reads it."""
-        given = {"events": self.events, "replay": self.replay}
+        given = {"events": self.events, "replay": self.replay, "role": self.role}
         return self.url + "".join(f";{name}={each}" for name, each in given.items() if each)
 
     @property
@@ -44,7 +50,9 @@ class EngineUrl(Struct, frozen=True):
 def parsed_url(text: str, field: str) -> EngineUrl:
     """Parse the address of an engine. Raises InvalidFieldError for `field`."""
     url, *options = text.strip().split(";")
-    allowed = "http://HOST:PORT or https://HOST:PORT, with ;events= and ;replay= if necessary"
+    allowed = (
+        "http://HOST:PORT or https://HOST:PORT, with ;events=, ;replay= and ;role= if necessary"
+    )
     if "@" in url:  # before anything that would repeat the URL
         reason = f"the URL of {url.rpartition('@')[2][:100]!r} contains credentials"
         raise InvalidFieldError(field, reason, "worker_token_file for engines that need a key")
@@ -58,13 +66,23 @@ def parsed_url(text: str, field: str) -> EngineUrl:
     if len(text) > MOST_CHARACTERS:
         raise InvalidFieldError(field, f"{len(text)} characters", f"at most {MOST_CHARACTERS}")
     given = dict(option.partition("=")[::2] for option in options)
-    if not given.keys() <= {"events", "replay"} or not all(given.values()):
+    if not given.keys() <= {"events", "replay", "role"} or not all(given.values()):
         raise InvalidFieldError(field, repr(text), allowed)
-    for endpoint in given.values():
-        rank_endpoint(endpoint, 0, field)
+    for name in given.keys() & {"events", "replay"}:
+        rank_endpoint(given[name], 0, field)
+    role = _role(given.get("role"), field)
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     at = host if port is None else f"{host}:{port}"
-    return EngineUrl(f"{parts.scheme}://{at}", given.get("events"), given.get("replay"))
+    return EngineUrl(f"{parts.scheme}://{at}", given.get("events"), given.get("replay"), role)
+
+
+def _role(name: str | None, field: str) -> Role | None:
+    """Return the role of this name. Raises InvalidFieldError for an unknown one."""
+    try:
+        return None if name is None else convert(name, Role)
+    except ValidationError:
+        allowed = ", ".join(get_args(Role))
+        raise InvalidFieldError(field, f"role {name!r}", allowed) from None
 
 
 def _is_more(parts: SplitResult) -> bool:

@@ -46,6 +46,8 @@ def description(seen: ObservedServer, registration: WorkerRegistration) -> str:
     if not seen.generates:
         return f"{kind(seen)}, embeddings and scores of '{model}': passed on by load"
     parts = [kind(seen), model, _sizes(registration)]
+    if registration.role is not None:
+        parts.append(f"role {registration.role}")
     if seen.aliases:
         parts.append(f"also named {', '.join(seen.aliases)}")
     if registration.lora_names:

@@ -18,6 +18,7 @@ class Metadata(Struct, frozen=True, rename="camel"):
     creation_timestamp: str = ""
     deletion_timestamp: str | None = None
     annotations: dict[str, str] = {}
+    labels: dict[str, str] = {}
 
 
 class Condition(Struct, frozen=True):

@@ -28,7 +28,13 @@ EVENTS_PORT, REPLAY_PORT = "kv-router/events-port", "kv-router/replay-port"
 """Annotations of a pod with the ports of its first rank's event sockets; each further endpoint of
 the pod has the next one."""
 
+ROLE = "llm-d.ai/role"
+"""The label of a pod with the work that it does; without one it does all."""
+
 _POOL_KIND = "InferencePool"
+_KEYS = {"events": EVENTS_PORT, "replay": REPLAY_PORT, "role": ROLE}
+_ROLES = {"prefill": "prefill", "encode-prefill": "prefill", "encode": "encode"}
+"""Roles that are not decode workers; others may prefill for themselves too."""
 
 
 def endpoints_of(pool: InferencePool, pod: Pod) -> Iterator[Found]:
@@ -61,10 +67,11 @@ def _active_ports(metadata: Metadata) -> set[int] | None:
 
 
 def _said(metadata: Metadata) -> str:
-    """Return the ports of event sockets that a pod names, as the options of an engine's URL."""
-    named = (("events", EVENTS_PORT), ("replay", REPLAY_PORT))
-    found = ((name, metadata.annotations.get(key, "").strip()) for name, key in named)
-    return ";".join(f"{name}={port}" for name, port in found if port)
+    """Return the ports of event sockets and the role that a pod names, as options of a URL."""
+    named = {"events": EVENTS_PORT, "replay": REPLAY_PORT}
+    found = {name: metadata.annotations.get(key, "").strip() for name, key in named.items()}
+    found["role"] = _ROLES.get(metadata.labels.get(ROLE, ""), "")
+    return ";".join(f"{name}={value}" for name, value in found.items() if value)
 
 
 def engine_url(found: Found) -> str:
@@ -74,16 +81,20 @@ def engine_url(found: Found) -> str:
     except ValueError as error:
         raise InvalidFieldError("podIP", repr(found.ip), "an address") from error
     host = f"[{address}]" if address.version == 6 else str(address)
-    options = [each.partition("=") for each in found.said.split(";") if each]
-    keys = {"events": EVENTS_PORT, "replay": REPLAY_PORT}
-    for name, _, port in options:
-        if name not in keys or not (port.isascii() and port.isdigit()):
-            raise InvalidFieldError(keys.get(name, EVENTS_PORT), repr(found.said), "a port")
-    sockets = (
-        f";{name}={rank_endpoint(f'tcp://{host}:{port}', found.index, keys[name])}"
-        for name, _, port in options
-    )
-    return f"http://{host}:{found.port}{''.join(sockets)}"
+    options = (each.partition("=")[::2] for each in found.said.split(";") if each)
+    said = (f";{name}={_option(name, value, host, found)}" for name, value in options)
+    return f"http://{host}:{found.port}{''.join(said)}"
+
+
+def _option(name: str, value: str, host: str, found: Found) -> str:
+    """Return the value of an option of an engine's URL. Raises InvalidFieldError."""
+    if name == "role":
+        if value == "encode":
+            raise InvalidFieldError(ROLE, "an encoder generates nothing", "another role")
+        return value
+    if name not in _KEYS or not (value.isascii() and value.isdigit()):
+        raise InvalidFieldError(_KEYS.get(name, EVENTS_PORT), repr(found.said), "a port")
+    return rank_endpoint(f"tcp://{host}:{value}", found.index, _KEYS[name])
 
 
 class Rewrites(Struct, frozen=True):

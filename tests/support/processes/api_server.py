@@ -36,7 +36,8 @@ def pod(
     labels=LABELS,
     annotations=None,
 ):
-    metadata = {"name": name, "namespace": "llm", "labels": dict([labels.split("=")])}
+    named = dict(each.split("=") for each in labels.split(","))
+    metadata = {"name": name, "namespace": "llm", "labels": named}
     if said is not None:
         metadata["annotations"] = {"kv-router/worker": json.dumps(said)}
     if annotations is not None:

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from router.discovery.attach.engine_url import parsed_url
 from router.discovery.kubernetes.objects import (
     InferenceModelRewrite,
     InferenceObjective,
@@ -81,8 +82,25 @@ def test_annotations_name_event_ports_counted_from_the_first_rank():
 
 
 @pytest.mark.parametrize(
+    ("role", "option"),
+    [
+        ("prefill", ";role=prefill"),
+        ("encode-prefill", ";role=prefill"),
+        ("decode", ""),
+        ("prefill-decode", ""),
+        ("both", ""),
+    ],
+)
+def test_label_names_the_role(role, option):
+    found = endpoints(8000, labels=f"llm-d.ai/role={role}")
+    assert [url for _, url, _ in found] == [f"http://10.0.0.1:8000{option}"]
+    assert parsed_url(found[0][1], "pod").text == found[0][1]
+
+
+@pytest.mark.parametrize(
     "fields",
     [
+        {"labels": "llm-d.ai/role=encode"},
         {"ip": "engine.example"},
         {"annotations": {"kv-router/events-port": "many"}},
         {"annotations": {"kv-router/events-port": "5557;x=1"}},

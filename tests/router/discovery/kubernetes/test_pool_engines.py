@@ -21,6 +21,7 @@ from support.fleets.gateways import (
     set_headers,
 )
 from support.processes.api_server import (
+    LABELS,
     POOLS,
     FakeApiServer,
     objective,
@@ -182,6 +183,40 @@ async def test_ports_are_ranks_and_rewrites_and_objectives_of_the_pool_count():
             annotations = {"llm-d.ai/active-ports": str(one)}
             server.put(pod("a", "127.0.0.4", annotations=annotations))
             await sees(router, endpoints[0])
+
+            labels = f"{LABELS},llm-d.ai/role=prefill"
+            server.put(pod("p", "127.0.0.7", annotations=annotations, labels=labels))
+            async with engines(one, "127.0.0.7"):
+                await eventually(lambda: _prefills(gateway, f"127.0.0.7:{one}"))
+
+
+async def _prefills(gateway, endpoint):
+    (first, _) = await answer(gateway, head(), body(completion(model="m")), count=2)
+    return set_headers(first).get("x-prefiller-host-port") == endpoint
+
+
+async def test_pickers_of_a_pool_know_each_others_bookings_without_a_leader(nats_server):
+    port = free_port()
+    with FakeApiServer() as server:
+        server.put(pool(port), pod("a", "127.0.0.8"))
+        shared = {"nats_url": nats_server.url, "prove_workers": False}
+        async with (
+            engines(port, "127.0.0.8"),
+            pooled(server, **shared) as (_, gateway),
+            pooled(server, **shared) as (other, second),
+        ):
+            for each in (gateway, second):
+                await eventually(lambda each=each: lists(each, f"127.0.0.8:{port}"))
+            async with gateway.stream() as stream:
+                await stream.send(head(), body(completion(model="m")))
+                await stream.received(2)
+                await eventually(lambda: _has_active(other, 1))
+            await eventually(lambda: _has_active(other, 0))
+
+
+async def _has_active(router, count):
+    loads = (await router.client.get("/loads")).json()
+    return sum(rank["active_requests"] for scope in loads for rank in scope["loads"]) == count
 
 
 async def test_missing_rights_and_a_late_token_are_said_once_and_end(tmp_path, caplog):
