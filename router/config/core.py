@@ -4,8 +4,10 @@ The service, recordings, `kv-router simulate` and the benchmarks all build their
 a comparison is of the router that users run, defaults included.
 """
 
+import sys
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from random import Random
 
 from msgspec.structs import replace
@@ -47,8 +49,14 @@ def every_policy() -> list[Selector]:
 
 def installed_policies() -> list[CustomPolicy]:
     """Return one of each installed policy, by entry point name. Raises ConfigError."""
-    found = sorted(entry_points(group=GROUP), key=lambda each: (each.name, each.value))
+    found = sorted(_entry_points(tuple(sys.path)), key=lambda each: (each.name, each.value))
     return [_made(each) for each in found]
+
+
+@lru_cache(maxsize=1)
+def _entry_points(_path: tuple[str, ...]) -> EntryPoints:
+    """Return the entry points of packages on a path. Reading them all takes 15 ms, once a run."""
+    return entry_points(group=GROUP)
 
 
 def _made(each: EntryPoint) -> CustomPolicy:

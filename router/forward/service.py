@@ -47,7 +47,7 @@ class ForwardService:
     async def _router(self) -> AsyncIterator[RouterClient]:
         config = self._config.router
         settings = structs.replace(client_settings(self._config), headers=_trace_headers)
-        options = config.access.options("router")
+        options = config.access.options("router", config.router_url)
         token = options.get("headers", {}).get("authorization", "").removeprefix("Bearer ") or None
         if config.nats_url:
             access = nats_access(self._config.nats, config.nats_url)

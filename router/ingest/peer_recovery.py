@@ -79,7 +79,7 @@ class Recovery:
         config = self._config
         timeout_s, limit_bytes = config.peer_timeout_s, config.peer_dump_limit_bytes
         async with (
-            httpx.AsyncClient(timeout=timeout_s, **config.access.options("peer")) as client,
+            httpx.AsyncClient(timeout=timeout_s, **config.access.options("peer", url)) as client,
             client.stream("GET", f"{url.rstrip('/')}/dump") as response,
         ):
             response.raise_for_status()

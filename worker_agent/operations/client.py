@@ -37,7 +37,7 @@ async def over_http(url: str, access: HttpAccess) -> AsyncIterator[Ask]:
             raise ServerError(address, f"status {answer.status_code}: {answer.text[:500]}")
         return _decoded(address, answer.content)
 
-    options = access.options("client")
+    options = access.options("client", url)
     async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, **options) as client:
         yield query
 

@@ -153,7 +153,7 @@ class ApiServer(Generic[Q]):
         self, parameters: dict[str, str], read_s: float
     ) -> AsyncIterator[httpx.Response]:
         timeout = httpx.Timeout(self._timeout_s, read=read_s)
-        options = self._access.options("discovery")
+        options = self._access.options("discovery", self._url)
         try:
             async with (
                 httpx.AsyncClient(timeout=timeout, trust_env=False, **options) as client,

@@ -55,11 +55,9 @@ def client_context(
     `ca_file`: authorities; empty: the system's. `prefix`: prefix of the settings' names, for
     errors.
     """
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if ca_file else ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if ca_file:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
         load_authorities(context, f"{prefix}_ca_file", ca_file)
     if cert_file:
         load_certificate(context, f"{prefix}_cert_file", cert_file, key_file)

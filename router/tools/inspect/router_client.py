@@ -26,7 +26,7 @@ class InspectClient:
     def __init__(self, url: str, access: HttpAccess = OPEN_ACCESS) -> None:
         """Set up the client with these credentials. Raises ConfigError."""
         self._url = url.rstrip("/")
-        options = access.options("client")
+        options = access.options("client", url)
         self._client = httpx.Client(timeout=TIMEOUT_S, trust_env=False, **options)
 
     def close(self) -> None:

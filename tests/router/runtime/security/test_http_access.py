@@ -3,7 +3,7 @@
 import pytest
 
 from router.errors import ConfigError
-from router.runtime.security.http_access import ClientTls
+from router.runtime.security.http_access import ClientTls, HttpAccess
 from support.processes.certificates import Authority
 
 
@@ -69,3 +69,14 @@ def test_unusable_file_names_its_setting(tmp_path):
     with pytest.raises(ConfigError) as refusal:
         ClientTls(str(tmp_path / "missing"), prefix="share")
     assert refusal.value.key == "share_ca_file"
+
+
+def test_without_tls_no_server_is_trusted():
+    assert not HttpAccess().options("client", "http://router:8092")["verify"].get_ca_certs()
+    assert HttpAccess().options("client", "https://router:8092")["verify"].get_ca_certs()
+
+
+def test_named_authorities_are_read_without_tls_too(tmp_path):
+    access = HttpAccess(ca_file=str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match="client_tls_ca_file"):
+        access.options("client", "http://router:8092")
