@@ -11,7 +11,7 @@ KvRouterError
 """
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Generic, NoReturn, TypeVar
@@ -128,11 +128,13 @@ class ApiServer(Generic[Q]):
                 return objects, page.metadata.resource_version
             parameters["continue"] = page.metadata.continue_
 
-    async def watched(self, version: str) -> AsyncIterator[tuple[str, Q]]:
+    async def watched(
+        self, version: str, on_open: Callable[[], None]
+    ) -> AsyncIterator[tuple[str, Q]]:
         """Yield the changes since a resource version, each with its type; includes bookmarks.
 
-        Ends when the server closes the watch. Raises GoneError if the server no longer has the
-        version.
+        `on_open` is called once the server has accepted the watch. Ends when the server closes it.
+        Raises GoneError if the server no longer has the version.
         """
         parameters = {
             **self._chosen,
@@ -142,6 +144,7 @@ class ApiServer(Generic[Q]):
             "timeoutSeconds": str(WATCH_S),
         }
         async with self._response(parameters, WATCH_S + self._timeout_s) as response:
+            on_open()
             async for line in self._lines(response):
                 change = self._decoded(self._changes, line)
                 if change.type == "ERROR":

@@ -93,8 +93,8 @@ class ClusterWatch(Generic[Q]):
         self.watches += 1
         began_s = time.monotonic()
         try:
-            async for kind, each in self._server.watched(version):
-                self.is_synced, self.problem, self._failures = True, None, 0
+            async for kind, each in self._server.watched(version, self._note_open):
+                self._failures = 0
                 version = each.metadata.resource_version or version
                 self._take(kind, each)
         except GoneError:
@@ -107,6 +107,9 @@ class ClusterWatch(Generic[Q]):
         if time.monotonic() - began_s < STEADY_S:
             await self._pause(failed=False)
         return version
+
+    def _note_open(self) -> None:
+        self.is_synced, self.problem = True, None
 
     def _take(self, kind: str, each: Q) -> None:
         if kind == "BOOKMARK":

@@ -1,13 +1,31 @@
-"""Parsers of what operators write: registrations, tokens, and the files of tokenizers."""
+"""Parsers of what operators write: registrations, objects of a cluster, tokens, tokenizers."""
 
 import json
+from ipaddress import ip_address
 
+import msgspec
+
+from router.discovery.attach.engine_url import parsed_url
 from router.discovery.kubernetes.found import Found, registration
+from router.discovery.kubernetes.objects import (
+    InferenceModelRewrite,
+    InferenceObjective,
+    InferencePool,
+    Pod,
+)
+from router.discovery.kubernetes.pool import (
+    endpoints_of,
+    engine_url,
+    priorities_for,
+    rewrites_for,
+)
 from router.errors import ConfigError, InvalidFieldError
 from router.forward.tokenizer.errors import TokenizerFilesError
 from router.forward.tokenizer.files import read_files
+from router.protocol.values import UNREADABLE
 from router.runtime.security.tokens import read_tokens
 from support.fuzz.target import Target, scratch_folder
+from support.processes import api_server
 
 
 def _registrations(data):
@@ -72,7 +90,54 @@ def _tokenizer_seeds():
     return [json.dumps(config).encode(), json.dumps({"chat_template": "{{ a }}"}).encode()]
 
 
+_KINDS = {
+    "InferencePool": InferencePool,
+    "Pod": Pod,
+    "InferenceObjective": InferenceObjective,
+    "InferenceModelRewrite": InferenceModelRewrite,
+}
+
+
+def _pools(data):
+    """An object of a cluster: a pool's pods are engines at addresses, or refused."""
+    kind = next((name for name in _KINDS if name.encode() in data), "Pod")
+    each = msgspec.json.decode(data, type=_KINDS[kind])
+    if kind == "InferencePool":
+        for found in endpoints_of(each, _POD):
+            assert parsed_url(engine_url(found), "pod").host == "10.0.0.1"
+    elif kind == "Pod":
+        for found in endpoints_of(_POOL, each):
+            ip_address(parsed_url(engine_url(found), "pod").host)
+    elif kind == "InferenceObjective":
+        priorities_for("qwen", [each])
+    else:
+        rewrites_for("qwen", [each]).model("m", 0.5)
+
+
+_POD = msgspec.convert(api_server.pod("a", "10.0.0.1"), Pod)
+_POOL = msgspec.convert(api_server.pool(8000, 8001), InferencePool)
+
+
+def _pool_seeds():
+    said = {"kv-router/events-port": "5557", "llm-d.ai/active-ports": "8000,8001"}
+    labels = "app=vllm,llm-d.ai/role=prefill"
+    objects = [
+        api_server.pool(8000, 8001),
+        api_server.pod("a", "10.0.0.1", annotations=said, labels=labels),
+        api_server.objective("batch", -1),
+        api_server.rewrite("names", (["gpt"], ["m", ("n", 2)])),
+    ]
+    return [json.dumps(each).encode() for each in objects]
+
+
 TARGETS = [
+    Target(
+        "pools",
+        lambda: _pools,
+        _pool_seeds,
+        (InvalidFieldError, *UNREADABLE),
+        "json",
+    ),
     Target(
         "registrations", lambda: _registrations, _registration_seeds, (InvalidFieldError,), "json"
     ),
