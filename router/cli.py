@@ -118,13 +118,14 @@ def _command(name: str) -> Command | None:
 
 def _serve(arguments: Sequence[str]) -> int:
     from router.config.load import load_router
-    from router.service.router import RouterService
 
-    show = _show if sys.stdout.isatty() and sys.stderr.isatty() else None
-    return _run(
-        lambda: load_router(arguments, os.environ),
-        lambda config, sources: RouterService(config, sources=sources, show=show),
-    )
+    def service(config: "RouterConfig", sources: Mapping[str, str]) -> _Service["RouterConfig"]:
+        from router.service.router import RouterService
+
+        show = _show if sys.stdout.isatty() and sys.stderr.isatty() else None
+        return RouterService(config, sources=sources, show=show)
+
+    return _run(lambda: load_router(arguments, os.environ), service)
 
 
 def _show(line: str) -> None:
@@ -134,34 +135,40 @@ def _show(line: str) -> None:
 
 def _indexer(arguments: Sequence[str]) -> int:
     from router.config.indexer import load_indexer
-    from router.service.indexer import IndexService
 
-    return _run(lambda: load_indexer(arguments, os.environ), lambda config, _: IndexService(config))
+    def service(config: "IndexerConfig", _: object) -> _Service["IndexerConfig"]:
+        from router.service.indexer import IndexService
+
+        return IndexService(config)
+
+    return _run(lambda: load_indexer(arguments, os.environ), service)
 
 
 def _forward(arguments: Sequence[str]) -> int:
     from router.forward.config import load_forward
-    from router.forward.service import ForwardService
 
-    return _run(
-        lambda: load_forward(arguments, os.environ), lambda config, _: ForwardService(config)
-    )
+    return _run(lambda: load_forward(arguments, os.environ), _forward_service)
 
 
 def _epp(arguments: Sequence[str]) -> int:
     from router.forward.config import EppConfig, load_forward
+
+    return _run(lambda: load_forward(arguments, os.environ, EppConfig), _forward_service)
+
+
+def _forward_service(config: "ForwardConfig", _: object) -> _Service["ForwardConfig"]:
     from router.forward.service import ForwardService
 
-    return _run(
-        lambda: load_forward(arguments, os.environ, EppConfig),
-        lambda config, _: ForwardService(config),
-    )
+    return ForwardService(config)
 
 
 def _run(
     load: Callable[[], Loaded[C]], service_of: Callable[[C, Mapping[str, str]], _Service[C]]
 ) -> int:
-    """Run a process until it is stopped; SIGHUP reads its configuration again."""
+    """Run a process until it is stopped; SIGHUP reads its configuration again.
+
+    `service_of` imports the service, which a configuration that is only shown does not need.
+    """
     from router.runtime.process.reload import ConfigReloader
 
     loaded = load()
