@@ -135,16 +135,17 @@ class Reservation:
         self._is_first_noted = True
         self._report(PREFILL_COMPLETE, "prefill_complete")
 
-    async def move(self, worker_id: int, dp_rank: int) -> None:
+    def move(self, worker_id: int, dp_rank: int) -> asyncio.Task[None]:
         """Book the request on another rank, which serves it, and free the first booking.
 
-        Raises KvRouterError; then nothing is booked.
+        Returns the task of the booking, which may raise KvRouterError; then nothing is booked.
         """
         former = ReservationStep(step="free", request_id=self.request_id)
         self._reports.report(Step(former, lambda _: None, is_repeatable=True))
         self.request_id = f"{self.request_id[:240]}-moved"
         self.decision = structs.replace(self.decision, worker_id=worker_id, dp_rank=dp_rank)
-        await self._book_again()
+        self._booking_again = asyncio.create_task(self._book_again())
+        return self._booking_again
 
     def leave(self) -> asyncio.Future[None]:
         """Free the reservation, with `usage`.

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from router.client import ClientSettings, Retries, RouterClient
@@ -48,7 +49,13 @@ from router.forward.tokenizer.verification import Checks, TokenizerVerification
 from router.runtime.http_client import HttpPool
 from router.runtime.http_server.admission import Admission
 from router.runtime.http_server.limits import HttpLimits
-from router.runtime.http_server.server import HttpServer, endpoint_of, run_until, serve_until
+from router.runtime.http_server.server import (
+    HttpServer,
+    endpoint_of,
+    listening,
+    run_until,
+    serve_until,
+)
 from router.runtime.process.metrics import Rows, expose
 from router.runtime.security.edge import Edge
 from router.runtime.security.http_access import HttpAccess
@@ -56,6 +63,7 @@ from router.runtime.security.nats_access import nats_access
 
 if TYPE_CHECKING:  # gRPC is imported by processes with a picker alone
     from router.forward.picker.door import GatewayDoor
+    from router.forward.picker.server import PickerPorts
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +101,7 @@ class OpenAiEndpoint:
         self._engines: EngineTokens | None = None
         self._prefill_events: PrefillEvents | None = None
         self._picker: GatewayDoor | None = None
+        self._picker_ports: PickerPorts | None = None
         origins = config.completions.origins
         self._admission = Admission(edge.guard, limits_of(config), origins)
         self._cors = Cors(origins)
@@ -114,6 +123,24 @@ class OpenAiEndpoint:
         self._config = config
         if self._completions is not None:
             self._completions.reconfigure(config)
+
+    @contextmanager
+    def listening(self, key: str = "http_port") -> Iterator[socket.socket | None]:
+        """Bind the ports of clients and gateways before anything depends on them.
+
+        `key`: the setting of the clients' port. Yields its socket; None without one, beside a
+        picker. Raises ConfigError, which names the setting.
+        """
+        config, port = self._config, self._config.http.http_port
+        with ExitStack() as stack:
+            if config.picker.epp_port:
+                from router.forward.picker.server import picker_ports
+
+                ports = picker_ports(config.picker, config.security.host)
+                self._picker_ports = stack.enter_context(ports)
+            is_without = not port and key != "http_port"
+            bound = nullcontext() if is_without else listening(config.security.host, port, key)
+            yield stack.enter_context(bound)
 
     async def serve(
         self,
@@ -186,8 +213,10 @@ class OpenAiEndpoint:
         )
         preparation = Preparation(placing, Tokenization(engines, local, self.metrics))
         prefill = self._made_prefill(router, pool)
-        if config.picker.epp_port:
-            self._picker = self._made_picker(router, preparation, prefill, roster)
+        if self._picker_ports is not None:
+            self._picker = self._made_picker(
+                router, preparation, prefill, roster, self._picker_ports
+            )
         push = Forwarder(
             router,
             pool,
@@ -213,6 +242,7 @@ class OpenAiEndpoint:
         preparation: Preparation,
         prefill: PrefillRouter,
         roster: WorkerList,
+        ports: "PickerPorts",
     ) -> "GatewayDoor":
         from router.forward.picker.door import GatewayDoor
 
@@ -227,6 +257,7 @@ class OpenAiEndpoint:
             self._authorization,
             self._cluster,
             self.metrics.registry,
+            ports,
         )
 
     def _made_prefill(self, router: RouterClient, pool: HttpPool) -> PrefillRouter:

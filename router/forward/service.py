@@ -10,7 +10,6 @@ from router.client import RouterClient
 from router.forward.config import ForwardConfig
 from router.forward.endpoint import OpenAiEndpoint, client_settings
 from router.forward.metrics import ForwardMetrics
-from router.runtime.http_server.server import listening
 from router.runtime.process.metrics import expose
 from router.runtime.process.request_ids import ANSWERED, TRACEPARENT
 from router.runtime.process.settings import Loaded
@@ -38,8 +37,7 @@ class ForwardService:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then finish open requests, and close. Raises ConfigError."""
-        config = self._config
-        with listening(config.security.host, config.http.http_port) as listener:
+        with self._endpoint.listening() as listener:
             async with self._router() as router:
                 await self._endpoint.serve(stop, listener, router, [self._edge.run()])
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 from router.api.commands import Commands
 from router.client import RouterClient
@@ -10,8 +10,11 @@ from router.config.router import RouterConfig
 from router.forward.config import in_router
 from router.forward.endpoint import OpenAiEndpoint, client_settings
 from router.forward.metrics import ForwardMetrics
+<<<<<<< HEAD
 from router.forward.picker.pool import ClusterPool
 from router.runtime.http_server.server import listening
+=======
+>>>>>>> 2c6484c (The picker's gRPC on h2: a request costs a third less)
 from router.service.host import CoreHost
 
 
@@ -41,10 +44,8 @@ class RouterEndpoint:
         self._endpoint.reconfigure(in_router(config))
 
     def listening(self) -> AbstractContextManager[socket.socket | None]:
-        """Bind its port; None without one, beside a picker. Raises ConfigError."""
-        if not self._config.http.http_port:
-            return nullcontext()
-        return listening(self._config.security.host, self._config.http.http_port, "openai_port")
+        """Bind its ports. Yields that of clients, or None. Raises ConfigError."""
+        return self._endpoint.listening("openai_port")
 
     async def run(self, stop: asyncio.Event, listener: socket.socket | None) -> None:
         """Serve until `stop` is set; then finish open requests, free their bookings, and close."""

@@ -14,7 +14,7 @@ from router.forward.picker.metrics import PICKER_METRICS, PREFIX, PickerMetrics
 from router.forward.picker.picker import Picker, PickerLimits
 from router.forward.picker.placement import GatewayPlacement
 from router.forward.picker.pool import ClusterPool, KubernetesPool, RouterPool
-from router.forward.picker.server import PickerServer
+from router.forward.picker.server import PickerPorts, PickerServer
 from router.forward.prefill.router import PrefillRouter
 from router.forward.preparation import Preparation
 from router.forward.resilience.circuit_breaker import CircuitBreaker
@@ -39,6 +39,7 @@ class GatewayDoor:
         authorization: bytes | None,
         cluster: ClusterPool | None,
         registry: CollectorRegistry,
+        ports: PickerPorts,
     ) -> None:
         own = config.picker
         metrics = PickerMetrics(registry)
@@ -58,7 +59,7 @@ class GatewayDoor:
         ends_by_log = own.epp_ends == "access_log"
         lives = Lives(pool, breaker, metrics, time.monotonic, ends_by_log=ends_by_log)
         self._picker = Picker(placement, lives, metrics, limits_of(config))
-        self._server = PickerServer(own, config.security.host, self._picker, pool)
+        self._server = PickerServer(ports, self._picker, pool, config.max_connections)
         expose(registry, PREFIX, PICKER_METRICS, self._picker)
 
     def tasks(self, stop: asyncio.Event) -> list[Coroutine[Any, Any, None]]:

@@ -7,10 +7,11 @@ The end is that of the stream, or an entry of the gateway's access log (`epp_end
 end is missed expires at the router, and is forgotten here.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
-from router.errors import KvRouterError
 from router.forward.errors import ANOTHER_MAY_TAKE, NOT_ITS_FAULT
 from router.forward.picker.metrics import PickerMetrics
 from router.forward.picker.placement import Placed
@@ -71,7 +72,7 @@ class Lives:
         """Add a placed request."""
         self._by_id[booking_id] = _Life(placed, self._now_s())
 
-    async def answered(self, booking_id: str, response: GatewayResponse) -> None:
+    def answered(self, booking_id: str, response: GatewayResponse) -> None:
         """Note that an answer has begun, and book the request where it is served."""
         life = self._by_id.get(booking_id)
         if life is None:
@@ -79,13 +80,13 @@ class Lives:
         life.has_answer = True
         served = response.served
         if served is not None and served != life.endpoint.address:
-            await self._move(life, served)
+            self._move(life, served)
         if life.placed.prefill is not None:
             life.placed.prefill.leave()  # the decode worker has fetched its blocks
         note = self._breaker.failed if response.status in _ITS_FAULT else self._breaker.succeeded
         note(life.endpoint.worker_id, life.endpoint.url, self._now_s())
 
-    async def _move(self, life: _Life, served: str) -> None:
+    def _move(self, life: _Life, served: str) -> None:
         """Book a request on the endpoint that serves it instead of the chosen one."""
         endpoint = next((e for e in self._pool.endpoints() if e.address == served), None)
         if endpoint is None:
@@ -95,13 +96,15 @@ class Lives:
         booked = life.placed.booked
         if booked is None or _is_on(endpoint, booked.decision.worker_id, booked.decision.dp_rank):
             return
-        try:
-            await booked.move(endpoint.worker_id, endpoint.dp_rank or 0)
-        except KvRouterError as error:
-            self._metrics.served_elsewhere.labels("failed").inc()
-            log.warning("%s is served by %s and not booked there: %s", booked, served, error)
-            return
-        self._metrics.served_elsewhere.labels("moved").inc()
+        moving = booked.move(endpoint.worker_id, endpoint.dp_rank or 0)
+        moving.add_done_callback(partial(self._note_moved, booked.request_id, served))
+
+    def _note_moved(self, request_id: str, served: str, moving: asyncio.Task[None]) -> None:
+        error = None if moving.cancelled() else moving.exception()
+        outcome = "moved" if error is None else "failed"
+        self._metrics.served_elsewhere.labels(outcome).inc()
+        if error is not None:
+            log.warning("%s is served by %s and not booked there: %s", request_id, served, error)
 
     def leave(self, booking_id: str) -> None:
         """Note the end of a request's stream."""

@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
-from uuid import uuid4
+from collections.abc import Coroutine
+from random import getrandbits
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from router.errors import KvRouterError
 from router.forward.picker.answers import BOOKING
+from router.forward.picker.grpc_connection import RESOURCE_EXHAUSTED, GrpcStream
 from router.forward.picker.lives import Lives
 from router.forward.picker.metrics import PickerMetrics, StreamEnd
 from router.forward.picker.placement import Admitted, GatewayPlacement, Placed, refusal_of
@@ -18,22 +19,16 @@ from router.forward.picker.steering import LB
 from router.forward.picker.stream import GatewayHead, PickerStream, StreamLimits
 from router.forward.picker.wire.kv_router_picker_pb2 import AccessLogs, HttpLogEntry
 from router.runtime.http_server.admission import TooMuchAtOnceError
+from router.runtime.http_server.limits import HeadersTooLargeError
 from router.runtime.process.errors import BodyTimeoutError, BodyTooLargeError
 from router.runtime.security.errors import TooManyRequestsError
 
 log = logging.getLogger(__name__)
 
 SWEEP_S = 5.0
-
-
-class Channel(Protocol):
-    """A stream's connection: grpc.aio's `ServicerContext`."""
-
-    async def read(self) -> Any:
-        """Return the next message, or an object that is not bytes at the end."""
-
-    async def write(self, message: bytes) -> None:
-        """Send a message."""
+LOG_BYTES = 16 << 20
+_AROUND_BYTES = 16_384
+"""The limit of what a message has around headers and bodies: metadata, lengths."""
 
 
 class PickerLimits(StreamLimits, frozen=True):
@@ -65,34 +60,16 @@ class Picker:
     async def run(self) -> None:
         """Keep the bookings of long answers until cancelled; then free all."""
         try:
-            while True:
-                await asyncio.sleep(SWEEP_S)
-                self.lives.sweep()
+            async with asyncio.TaskGroup() as self._tasks:
+                while True:
+                    await asyncio.sleep(SWEEP_S)
+                    self.lives.sweep()
         finally:
             self.lives.end_all()
 
-    async def process(self, _: object, channel: Channel) -> None:
-        """Serve the stream of one request, to its end."""
-        self.open_streams += 1
-        self.last_s = time.monotonic()
-        call = _Call(self, channel)
-        try:
-            await call.run()
-        finally:
-            self.open_streams -= 1
-            call.close()
-
-    async def take_logs(self, messages: AsyncIterator[bytes], _: object) -> bytes:
-        """Read the access logs of a gateway, to the end of their stream."""
-        async for data in messages:
-            try:
-                entries = AccessLogs.FromString(data).http_logs.log_entry
-            except DecodeError as error:
-                log.warning("access log: a message cannot be read: %s", error)
-                continue
-            for entry in entries:
-                self.lives.logged(_booking_in(entry))
-        return b""
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run work of a stream that waits for something."""
+        return self._tasks.create_task(work)
 
     def admitted(self, head: GatewayHead) -> Admitted:
         """Admit a request by its headers. Raises the error that refuses it."""
@@ -115,149 +92,183 @@ class Picker:
         self.lives.begin(booking_id, placed)
         return placed
 
-    def count(self, ended: StreamEnd) -> None:
-        """Count the end of a stream."""
+    def begin(self) -> None:
+        """Note the begin of a stream."""
+        self.open_streams += 1
+        self.last_s = time.monotonic()
+
+    def end(self, booking_id: str, ended: StreamEnd) -> None:
+        """Note the end of a stream."""
+        self.open_streams -= 1
         self._metrics.requests.count(ended)
+        self.lives.leave(booking_id)
 
     def count_refusal(self, code: str) -> None:
         """Count a refusal."""
         self._metrics.refusals.count(code)
 
 
-class _Call:
-    """One stream."""
+class PickerCall:
+    """One stream, which is a request at a gateway, from its headers to the end of its answer."""
 
     __slots__ = (
+        "_admitted",
         "_booking_id",
-        "_channel",
         "_ended",
         "_held_bytes",
         "_is_beyond_limit",
+        "_is_closed",
         "_path",
         "_picker",
-        "_reading",
+        "_placing",
+        "_state",
         "_stream",
+        "_timer",
     )
 
-    def __init__(self, picker: Picker, channel: Channel) -> None:
+    def __init__(self, picker: Picker, stream: GrpcStream) -> None:
+        picker.begin()
         self._picker = picker
-        self._channel = channel
-        self._stream = PickerStream(picker.limits)
-        self._booking_id = uuid4().hex
-        self._reading: asyncio.Future[Any] | None = None
+        self._stream = stream
+        self._state = PickerStream(picker.limits)
+        self._booking_id = f"{getrandbits(128):032x}"
+        self._admitted: Admitted | None = None
+        self._placing: asyncio.Task[None] | None = None
         self._held_bytes = 0
         self._is_beyond_limit = picker.open_streams > picker.limits.max_streams
+        self._is_closed = False
         self._path = ""
         self._ended: StreamEnd = "unplaced"
+        limit_s = picker.limits.body_timeout_s
+        self._timer = asyncio.get_running_loop().call_later(limit_s, self._refuse_slow)
 
-    async def run(self) -> None:
-        """Serve the stream to its end."""
+    @property
+    def limit_bytes(self) -> int:
+        """The limit of the next message: of the headers alone, until they are admitted."""
+        limits = self._picker.limits
+        most_bytes = 2 * limits.head.header_limit_bytes + _AROUND_BYTES
+        return most_bytes if self._admitted is None else most_bytes + limits.body_limit_bytes
+
+    def received(self, message: bytes) -> None:
+        """Answer a message, or begin to place the request that is complete with it."""
+        state = self._state
         try:
-            admitted = await self._read_request()
-            placed = None if admitted is None else await self._placed(admitted)
+            answers = state.receive(message)
+            if state.is_waiting or self._placing is None:
+                self._take_request(state)
+            if answers:
+                self._stream.send(answers)
         except KvRouterError as error:
-            await self._refuse(error)
-        else:
-            if placed is None:
-                return
-            self._ended = "no_answer"
-            await self._send(self._stream.route(placed.route))
-        self._note_held()
-        await self._follow()
+            self._refuse(error)
+        if state.response is not None and self._ended == "no_answer":
+            self._ended = "answered"
+            self._picker.lives.answered(self._booking_id, state.response)
 
-    async def _read_request(self) -> Admitted | None:
-        """Read a request to its end. Returns None if the stream ends before.
+    def _take_request(self, state: PickerStream) -> None:
+        """Admit a request by its headers, before any of its body; place it once it is complete.
 
-        Its headers admit it, before any of its body is read. Raises KvRouterError.
+        Raises the error that refuses it.
         """
-        limit_s, admitted = self._picker.limits.body_timeout_s, None
+        if state.is_settled or state.head is None:
+            return
+        if self._admitted is None:
+            self._path = state.head.path
+            if self._is_beyond_limit:
+                raise TooManyRequestsError(self._picker.limits.max_streams)
+            self._admitted = self._picker.admitted(state.head)
+        self._note_held()
+        self._picker.check_bodies()
+        if state.is_complete:
+            self._timer.cancel()
+            self._placing = self._picker.start(self._place(self._admitted, state.body))
+
+    async def _place(self, admitted: Admitted, body: bytes) -> None:
         try:
-            async with asyncio.timeout(limit_s):
-                while self._stream.is_waiting:
-                    data = await self._channel.read()
-                    if not isinstance(data, bytes):
-                        return None
-                    answers = self._stream.receive(data)
-                    if admitted is None and self._stream.head is not None:
-                        admitted = self._admitted(self._stream.head)
-                    self._note_held()
-                    self._picker.check_bodies()
-                    await self._send(answers)
-        except TimeoutError:
-            raise BodyTimeoutError(limit_s) from None
-        return admitted
+            placed = await self._picker.place(admitted, body, self._booking_id)
+        except KvRouterError as error:
+            self._refuse(error)
+        except Exception:  # a bug; other requests continue
+            log.exception("request failed: internal error")
+            self._refuse(KvRouterError("internal error"))
+        else:
+            self._ended = "no_answer"
+            self._stream.send(self._state.route(placed.route))
+            self._note_held()
 
-    def _admitted(self, head: GatewayHead) -> Admitted:
-        self._path = head.path
-        if self._is_beyond_limit:
-            raise TooManyRequestsError(self._picker.limits.max_streams)
-        return self._picker.admitted(head)
+    def oversized(self) -> None:
+        """Refuse a message that is longer than any may be."""
+        limits = self._picker.limits
+        if self._admitted is None:
+            self._refuse(HeadersTooLargeError(limits.head))
+        else:
+            self._refuse(BodyTooLargeError(limits.body_limit_bytes))
 
-    async def _placed(self, admitted: Admitted) -> Placed | None:
-        """Place the request. Returns None if the stream ends before. Raises KvRouterError."""
-        body = self._stream.body
-        placing = asyncio.ensure_future(self._picker.place(admitted, body, self._booking_id))
-        try:
-            while not placing.done():
-                reading = self._read()
-                await asyncio.wait((placing, reading), return_when=asyncio.FIRST_COMPLETED)
-                if placing.done():
-                    break
-                data = await self._taken()
-                if not isinstance(data, bytes):
-                    return None
-                await self._send(self._stream.receive(data))
-            return placing.result()
-        finally:
-            placing.cancel()
+    def _refuse_slow(self) -> None:
+        self._refuse(BodyTimeoutError(self._picker.limits.body_timeout_s))
 
-    async def _follow(self) -> None:
-        """Answer what follows the request, until the stream ends."""
-        while isinstance(data := await self._taken(), bytes):
-            try:
-                answers = self._stream.receive(data)
-            except KvRouterError as error:
-                await self._refuse(error)
-                continue
-            await self._send(answers)
-            response = self._stream.response
-            if response is not None and self._ended != "answered":
-                self._ended = "answered" if self._ended != "refused" else "refused"
-                await self._picker.lives.answered(self._booking_id, response)
-
-    def _read(self) -> asyncio.Future[Any]:
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(self._channel.read())
-        return self._reading
-
-    async def _taken(self) -> Any:
-        """Return the next message; a read that has begun is continued."""
-        if self._reading is None:
-            return await self._channel.read()
-        reading, self._reading = self._reading, None
-        return await reading
-
-    async def _refuse(self, error: KvRouterError) -> None:
+    def _refuse(self, error: KvRouterError) -> None:
+        self._timer.cancel()
         self._picker.count_refusal(error.code)
         self._ended = "refused"
-        await self._send(self._stream.refuse(refusal_of(error, self._path)))
-
-    async def _send(self, answers: list[bytes]) -> None:
-        for answer in answers:
-            await self._channel.write(answer)
+        self._stream.send(self._state.refuse(refusal_of(error, self._path)))
+        self._note_held()
 
     def _note_held(self) -> None:
-        held_bytes = self._stream.held_bytes
+        held_bytes = self._state.held_bytes
         self._picker.body_bytes += held_bytes - self._held_bytes
         self._held_bytes = held_bytes
 
-    def close(self) -> None:
-        """Note the end of the stream."""
-        if self._reading is not None:
-            self._reading.cancel()
+    def ended(self) -> None:
+        """End the stream with the gateway."""
+        self._stream.finish()
+        self.lost()
+
+    def lost(self) -> None:
+        """Free what the request holds."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._timer.cancel()
+        if self._placing is not None:
+            self._placing.cancel()
         self._picker.body_bytes -= self._held_bytes
-        self._picker.count(self._ended)
-        self._picker.lives.leave(self._booking_id)
+        self._held_bytes = 0
+        self._picker.end(self._booking_id, self._ended)
+
+
+class AccessLogCall:
+    """The stream of a gateway's access log."""
+
+    __slots__ = ("_lives", "_stream")
+
+    limit_bytes = LOG_BYTES
+
+    def __init__(self, lives: Lives, stream: GrpcStream) -> None:
+        self._lives = lives
+        self._stream = stream
+
+    def received(self, message: bytes) -> None:
+        """Note the ends of requests."""
+        try:
+            entries = AccessLogs.FromString(message).http_logs.log_entry
+        except DecodeError as error:
+            log.warning("access log: a message cannot be read: %s", error)
+            return
+        for entry in entries:
+            self._lives.logged(_booking_in(entry))
+
+    def oversized(self) -> None:
+        """End the stream: the gateway begins another one."""
+        log.warning("access log: a message is longer than %d bytes", LOG_BYTES)
+        self._stream.finish(RESOURCE_EXHAUSTED)
+
+    def ended(self) -> None:
+        """Answer the end of the log."""
+        self._stream.send([b""])
+        self._stream.finish()
+
+    def lost(self) -> None:
+        """Do nothing: the gateway begins another log."""
 
 
 def _booking_in(entry: HttpLogEntry) -> str | None:

@@ -1,30 +1,37 @@
-"""The gRPC server of a picker: streams, access logs and health, with TLS.
-
-grpcio: it carries a stream at a third less processor time than `grpclib` with bodies of 1 MB, and
-the same with small ones. It is imported by processes with a picker alone.
-"""
+"""The ports of a picker: streams and access logs of gateways, with TLS, and health."""
 
 import asyncio
 import datetime
 import logging
-from collections.abc import Callable
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
-import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from google.protobuf.message import DecodeError
-from grpc import aio
+from msgspec import Struct
 
 from router.config.picker import PickerConfig
-from router.errors import ConfigError
-from router.forward.picker.picker import Picker
+from router.forward.picker.grpc_connection import (
+    INVALID_ARGUMENT,
+    RESOURCE_EXHAUSTED,
+    GrpcConnection,
+    GrpcStream,
+    Services,
+)
+from router.forward.picker.picker import AccessLogCall, Picker, PickerCall
 from router.forward.picker.pool import PoolView
 from router.forward.picker.wire.kv_router_picker_pb2 import Health, HealthCheck
-from router.runtime.security.edge import WatchedFiles
+from router.runtime.http_server.server import listening
+from router.runtime.security.edge import WatchedFiles, watch_forever
+from router.runtime.security.tls import ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -36,57 +43,117 @@ LIVENESS = "liveness"
 READINESS = ("", "readiness", EXT_PROC, "inference-extension")
 """The names under which probes and gateways ask whether the picker is ready."""
 
-MESSAGE_BYTES = 64 * 1024 * 1024
-KEEP_ALIVE_MS = 20_000
+KEEP_ALIVE_S = 20.0
+"""Time without a word from a gateway after which it is pinged; and after which, in vain, it is
+gone: it must not hold its streams."""
+
 QUIET_S = 5.0
 """Time without new requests after which a draining picker ends: gateways have noticed."""
 
+_HTTP2 = ("h2",)
 _SERVING, _NOT_SERVING, _UNKNOWN = 1, 2, 3
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),
-    # A gateway that vanished without a word must not hold its streams.
-    ("grpc.keepalive_time_ms", KEEP_ALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEP_ALIVE_MS),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-)
 _CERTIFICATE_YEARS = 10
 
 
-class PickerServer:
-    """The server. `run` serves until it is cancelled; `drain` before."""
+class PickerPorts(Struct, frozen=True, eq=False):
+    """The bound ports. `probes`: of the health service without TLS, or None."""
 
-    def __init__(self, config: PickerConfig, host: str, picker: Picker, pool: PoolView) -> None:
-        self._config = config
-        self._host = host
+    gateways: socket.socket
+    probes: socket.socket | None
+    tls: ServerTls | None
+
+
+@contextmanager
+def picker_ports(config: PickerConfig, host: str) -> Iterator[PickerPorts]:
+    """Bind the ports, and read the certificates, before anything is served. Raises ConfigError."""
+    with ExitStack() as stack:
+        gateways = stack.enter_context(listening(host, config.epp_port, "epp_port"))
+        port, probes = config.epp_health_port, None
+        if port:
+            probes = stack.enter_context(listening(host, port, "epp_health_port"))
+        tls = stack.enter_context(_tls(config)) if config.epp_tls else None
+        yield PickerPorts(gateways, probes, tls)
+
+
+@contextmanager
+def _tls(config: PickerConfig) -> Iterator[ServerTls]:
+    """Yield the TLS of gateways. Raises ConfigError."""
+    certificate, key, clients = config.epp_cert_file, config.epp_key_file, config.epp_client_ca_file
+    if certificate:
+        yield ServerTls(certificate, key, clients, "epp", _HTTP2)
+        return
+    with TemporaryDirectory() as folder:  # of this user alone; OpenSSL reads files only
+        at = Path(folder)
+        for name, pem in zip(("key.pem", "certificate.pem"), self_signed(), strict=True):
+            (at / name).write_bytes(pem)
+        yield ServerTls(str(at / "certificate.pem"), str(at / "key.pem"), clients, "epp", _HTTP2)
+
+
+class PickerServer:
+    """The server. `max_connections`: of gateways; beyond it, connections are closed at once."""
+
+    def __init__(
+        self, ports: PickerPorts, picker: Picker, pool: PoolView, max_connections: int
+    ) -> None:
+        self._ports = ports
         self._picker = picker
         self._pool = pool
-        self._is_draining = False
+        self._max_connections = max_connections
+        self._connections: set[GrpcConnection] = set()
+        self._is_draining: Callable[[], bool] = lambda: False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve; from `stop` on as not ready, until cancelled. Raises ConfigError."""
-        config = self._config
-        server = aio.server(options=_OPTIONS)
-        server.add_generic_rpc_handlers((_streams(self._picker), _health(self.status)))
-        at = f"{_bracketed(self._host)}:{config.epp_port}"
-        if config.epp_tls:
-            server.add_secure_port(at, credentials(config))
-        else:
-            server.add_insecure_port(at)
-        probes = aio.server(options=_OPTIONS[:3])
-        probes.add_generic_rpc_handlers((_health(self.status),))
-        if config.epp_health_port:
-            probes.add_insecure_port(f"{_bracketed(self._host)}:{config.epp_health_port}")
-        await server.start()
-        await probes.start()
-        log.info("endpoint picker listens on %s%s", at, "" if config.epp_tls else ", without TLS")
+        """Serve; from `stop` on as not ready, until cancelled."""
+        self._is_draining = stop.is_set
+        ports = self._ports
+        health: Services = {_path(HEALTH, "Check"): partial(HealthCall, self.status)}
+        services: Services = {
+            _path(EXT_PROC, "Process"): partial(PickerCall, self._picker),
+            _path(ACCESS_LOG, "StreamAccessLogs"): partial(AccessLogCall, self._picker.lives),
+            **health,
+        }
+        tls, watched = ports.tls, []
+        if tls is not None:
+            watched.append(WatchedFiles("the picker's certificates", tls.files, tls.reload))
+        context = None if tls is None else tls.context
+        servers = [await self._serve(ports.gateways, services, context)]
+        if ports.probes is not None:
+            servers.append(await self._serve(ports.probes, health, None))
+        host, port = ports.gateways.getsockname()[:2]
+        log.info("endpoint picker listens on %s:%d%s", host, port, "" if tls else ", without TLS")
         try:
-            await stop.wait()
-            self._is_draining = True
-            await asyncio.Event().wait()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(watch_forever(watched))
+                group.create_task(self._keep_alive())
         finally:
-            await asyncio.gather(server.stop(None), probes.stop(None))
+            for server in servers:
+                server.close()
+            for connection in list(self._connections):
+                connection.close()
+
+    async def _serve(
+        self, listener: socket.socket, services: Services, tls: ssl.SSLContext | None
+    ) -> asyncio.Server:
+        def connected() -> GrpcConnection:
+            is_surplus = len(self._connections) >= self._max_connections
+            connection = GrpcConnection(services, self._connections.discard, is_surplus=is_surplus)
+            self._connections.add(connection)
+            return connection
+
+        timeout_s = None if tls is None else self._picker.limits.head.header_timeout_s
+        return await asyncio.get_running_loop().create_server(
+            connected,
+            sock=listener.dup(),
+            ssl=tls,
+            ssl_handshake_timeout=timeout_s,
+            ssl_shutdown_timeout=timeout_s,
+        )
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_ALIVE_S)
+            for connection in list(self._connections):
+                connection.check_alive()
 
     def is_quiet(self, now_s: float) -> bool:
         """Return whether no request is in flight, and none began for `QUIET_S`."""
@@ -98,105 +165,45 @@ class PickerServer:
             return _SERVING
         if service not in READINESS:
             return _UNKNOWN
-        is_ready = not self._is_draining and self._pool.unready_reason() is None
+        is_ready = not self._is_draining() and self._pool.unready_reason() is None
         return _SERVING if is_ready else _NOT_SERVING
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def _path(service: str, method: str) -> bytes:
+    return f"/{service}/{method}".encode()
 
 
-def _streams(picker: Picker) -> grpc.GenericRpcHandler:
-    """Return the handlers of requests and access logs, in bytes."""
-    process = grpc.stream_stream_rpc_method_handler(picker.process)
-    logs = grpc.stream_unary_rpc_method_handler(picker.take_logs)
-    return _Handlers({f"/{EXT_PROC}/Process": process, f"/{ACCESS_LOG}/StreamAccessLogs": logs})
+class HealthCall:
+    """A question about health. `status`: see `PickerServer.status`."""
 
+    __slots__ = ("_status", "_stream")
 
-def _health(status: Callable[[str], int]) -> grpc.GenericRpcHandler:
-    async def check(data: bytes, context: Any) -> bytes:
+    limit_bytes = 4096
+
+    def __init__(self, status: Callable[[str], int], stream: GrpcStream) -> None:
+        self._status = status
+        self._stream = stream
+
+    def received(self, message: bytes) -> None:
+        """Answer the question."""
         try:
-            service = HealthCheck.FromString(data).service
-        except DecodeError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return Health(status=status(service)).SerializeToString()
+            service = HealthCheck.FromString(message).service
+        except DecodeError:
+            self._stream.finish(INVALID_ARGUMENT)
+            return
+        self._stream.send([Health(status=self._status(service)).SerializeToString()])
+        self._stream.finish()
 
-    return _Handlers({f"/{HEALTH}/Check": grpc.unary_unary_rpc_method_handler(check)})
+    def oversized(self) -> None:
+        """Refuse the question."""
+        self._stream.finish(RESOURCE_EXHAUSTED)
 
+    def ended(self) -> None:
+        """End a stream without a question."""
+        self._stream.finish(INVALID_ARGUMENT)
 
-class _Handlers(grpc.GenericRpcHandler):
-    """Handlers by path."""
-
-    def __init__(self, by_path: dict[str, grpc.RpcMethodHandler]) -> None:
-        self._by_path = by_path
-
-    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
-        """Return the handler of a call, or None."""
-        return self._by_path.get(handler_call_details.method)
-
-
-# ── Certificates ─────────────────────────────────────────────────────────────────────────────────
-
-
-def credentials(config: PickerConfig) -> grpc.ServerCredentials:
-    """Return the credentials of the server; changed files are read again. Raises ConfigError."""
-    if not config.epp_cert_file:
-        pair = self_signed()
-        clients = _bytes(config.epp_client_ca_file) if config.epp_client_ca_file else None
-        return grpc.ssl_server_credentials([pair], clients, clients is not None)
-    files = _CertificateFiles(config)
-    return grpc.dynamic_ssl_server_credentials(
-        files.current, files.changed, bool(config.epp_client_ca_file)
-    )
-
-
-class _CertificateFiles:
-    """The files of certificates. `changed` is called by gRPC's threads, for every connection."""
-
-    def __init__(self, config: PickerConfig) -> None:
-        named = (config.epp_cert_file, config.epp_key_file, config.epp_client_ca_file)
-        files = [Path(each) for each in named if each]
-        self._config = config
-        self._watched = WatchedFiles("the picker's certificates", files, self._reload)
-        self.current = self._read()
-
-    def changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the contents if the files have changed and can be read, otherwise None."""
-        former = self.current
-        self._watched.look()
-        return None if self.current is former else self.current
-
-    def _reload(self) -> None:
-        self.current = self._read()
-
-    def _read(self) -> grpc.ServerCertificateConfiguration:
-        config = self._config
-        certificate, key = _bytes(config.epp_cert_file), _bytes(config.epp_key_file)
-        check_pair(config, certificate, key)
-        clients = _bytes(config.epp_client_ca_file) if config.epp_client_ca_file else None
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], clients)
-
-
-def check_pair(config: PickerConfig, certificate: bytes, key: bytes) -> None:
-    """Raise ConfigError unless a certificate and its key can be read and belong together."""
-    try:
-        public = x509.load_pem_x509_certificate(certificate).public_key()
-        own = serialization.load_pem_private_key(key, None).public_key()
-    except (ValueError, TypeError) as error:
-        reason = f"{config.epp_cert_file} with {config.epp_key_file}: {error}"
-        raise ConfigError("epp_cert_file", reason, "a PEM certificate and its key") from error
-    if public != own:
-        reason = f"{config.epp_cert_file} is not of {config.epp_key_file}"
-        raise ConfigError("epp_key_file", reason, "the key of the certificate")
-
-
-def _bytes(path: str) -> bytes:
-    """Return the contents of a file of certificates. Raises ConfigError."""
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        reason = f"{path}: {error.strerror}"
-        raise ConfigError("epp_cert_file", reason, "a readable PEM file") from error
+    def lost(self) -> None:
+        """Do nothing."""
 
 
 def self_signed() -> tuple[bytes, bytes]:

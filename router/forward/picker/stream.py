@@ -68,21 +68,22 @@ class GatewayResponse(Struct, frozen=True):
 class PickerStream:
     """The state of a stream.
 
-    `head`: set by the first message. `is_complete`: the whole request is there. `response`: set
-    once an engine's answer has begun. `held_bytes`: of the body, until it is sent back.
+    `head`: set by the first message. `is_complete`: the whole request is there.
+    `is_settled`: it is routed or refused. `response`: set once an engine's answer has begun.
+    `held_bytes`: of the body, until it is sent back.
     """
 
     __slots__ = (
         "_body",
         "_has_trailers",
         "_is_bodiless",
-        "_is_settled",
         "_limits",
         "_request_mode",
         "_response_mode",
         "head",
         "held_bytes",
         "is_complete",
+        "is_settled",
         "response",
     )
 
@@ -90,7 +91,7 @@ class PickerStream:
         self._limits = limits
         self._body: list[bytes] = []
         self._request_mode = self._response_mode = FULL_DUPLEX
-        self._is_settled = self._is_bodiless = self._has_trailers = False
+        self.is_settled = self._is_bodiless = self._has_trailers = False
         self.head: GatewayHead | None = None
         self.held_bytes = 0
         self.is_complete = False
@@ -99,7 +100,7 @@ class PickerStream:
     @property
     def is_waiting(self) -> bool:
         """True while the request is not complete."""
-        return not self.is_complete and not self._is_settled
+        return not self.is_complete and not self.is_settled
 
     @property
     def body(self) -> bytes:
@@ -121,7 +122,7 @@ class PickerStream:
             return []
         if kind.startswith("response"):
             return self._of_response(kind, message)
-        return [] if self._is_settled else self._of_request(kind, message)
+        return [] if self.is_settled else self._of_request(kind, message)
 
     # ── The request ──────────────────────────────────────────────────────────────────────────────
 
@@ -181,9 +182,9 @@ class PickerStream:
     def route(self, route: Route) -> list[bytes]:
         """Return the answers that send the request to an endpoint, and its body behind them."""
         assert self.is_complete
-        assert not self._is_settled
+        assert not self.is_settled
         body = self.body if route.body is None else route.body
-        self._is_settled, self._body, self.held_bytes = True, [], 0
+        self.is_settled, self._body, self.held_bytes = True, [], 0
         if self._is_bodiless:
             return [answers.routed_headers(route)]
         if self._request_mode == BUFFERED:
@@ -197,7 +198,7 @@ class PickerStream:
 
     def refuse(self, refusal: Refusal) -> list[bytes]:
         """Return the answer that ends the request, at any time; no other one follows."""
-        self._is_settled, self._body, self.held_bytes = True, [], 0
+        self.is_settled, self._body, self.held_bytes = True, [], 0
         return [answers.refused(refusal)]
 
     # ── The response ─────────────────────────────────────────────────────────────────────────────

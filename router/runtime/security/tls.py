@@ -1,6 +1,7 @@
 """TLS contexts, 1.2 or later: of a server with reloadable certificates, and of clients."""
 
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 from router.errors import ConfigError
@@ -10,12 +11,30 @@ class ServerTls:
     """A server's TLS context with reloadable certificate files. Raises ConfigError.
 
     `context`: the context for the server. `reload` applies the current files, including the
-    authorities of callers, to every later handshake.
+    authorities of callers, to every later handshake. `prefix`: of the settings' names, for errors.
+    `protocols`: on offer, in their order (ALPN).
     """
 
-    __slots__ = ("_cert_file", "_client_ca_file", "_current", "_key_file", "context")
+    __slots__ = (
+        "_cert_file",
+        "_client_ca_file",
+        "_current",
+        "_key_file",
+        "_prefix",
+        "_protocols",
+        "context",
+    )
 
-    def __init__(self, cert_file: str, key_file: str, client_ca_file: str) -> None:
+    def __init__(
+        self,
+        cert_file: str,
+        key_file: str,
+        client_ca_file: str,
+        prefix: str = "tls",
+        protocols: Sequence[str] = (),
+    ) -> None:
+        self._prefix = prefix
+        self._protocols = protocols
         self._cert_file = cert_file
         self._key_file = key_file
         self._client_ca_file = client_ca_file
@@ -40,10 +59,12 @@ class ServerTls:
     def _read(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        load_certificate(context, "tls_cert_file", self._cert_file, self._key_file)
+        load_certificate(context, f"{self._prefix}_cert_file", self._cert_file, self._key_file)
+        if self._protocols:
+            context.set_alpn_protocols(self._protocols)
         if self._client_ca_file:
             context.verify_mode = ssl.CERT_REQUIRED
-            load_authorities(context, "tls_client_ca_file", self._client_ca_file)
+            load_authorities(context, f"{self._prefix}_client_ca_file", self._client_ca_file)
         return context
 
 
