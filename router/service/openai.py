@@ -10,11 +10,7 @@ from router.config.router import RouterConfig
 from router.forward.config import in_router
 from router.forward.endpoint import OpenAiEndpoint, client_settings
 from router.forward.metrics import ForwardMetrics
-<<<<<<< HEAD
 from router.forward.picker.pool import ClusterPool
-from router.runtime.http_server.server import listening
-=======
->>>>>>> 2c6484c (The picker's gRPC on h2: a request costs a third less)
 from router.service.host import CoreHost
 
 

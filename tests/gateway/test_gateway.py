@@ -157,6 +157,7 @@ async def test_refusals_reach_the_client_in_its_format(tmp_path):
     async with fleet(tmp_path, variant={"subset": ["10.9.9.9:1"]}) as found:
         assert (await found.post()).status_code == 503
         assert (await found.post()).json()["error"]["code"] == "no_endpoints"
+    async with fleet(tmp_path) as found:
         broken = await found.client.post(
             f"{found.envoy.url}/v1/completions",
             content=b"{",
