@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """The interval of the checks for pods that have been unready too long."""
+SETTLE_S = 0.05
+"""The time for which changes are collected, and then applied together: a rollout is many."""
 AGAIN_S = 5.0
 """The delay until a refused registration is retried: a socket may have become free."""
 STATES = ("registered", "refused", "unready", "over_limit")
@@ -176,6 +178,8 @@ class Discovery:
                     await self._changed.wait()
             except TimeoutError:
                 pass
+            else:
+                await asyncio.sleep(SETTLE_S)
             self._changed.clear()
             if self._source.is_known:
                 await self._settle(time.monotonic())

@@ -38,9 +38,12 @@ _ROLES = {"prefill": "prefill", "encode-prefill": "prefill", "encode": "encode"}
 
 
 def endpoints_of(pool: InferencePool, pod: Pod) -> Iterator[Found]:
-    """Yield an engine for each port of a pod that has an address."""
+    """Yield an engine for each port of a pod that is of the pool and has an address.
+
+    A pod that was listed for an earlier selector is none of the pool.
+    """
     base = found_pod(pod)
-    if not base.ip:
+    if not base.ip or not pool.spec.selector.match_labels.items() <= pod.metadata.labels.items():
         return
     active = _active_ports(pod.metadata)
     numbers = list(dict.fromkeys(port.number for port in pool.spec.target_ports))

@@ -47,6 +47,7 @@ def test_each_port_of_a_pod_is_an_engine():
 
 def test_pod_without_address_or_readiness_is_no_endpoint():
     assert endpoints(8000, ip="") == []
+    assert endpoints(8000, labels="app=web") == []
     assert endpoints(8000, is_ready=False)[0][2] is False
     assert endpoints(8000, is_ending=True)[0][2] is False
 
@@ -92,7 +93,7 @@ def test_annotations_name_event_ports_counted_from_the_first_rank():
     ],
 )
 def test_label_names_the_role(role, option):
-    found = endpoints(8000, labels=f"llm-d.ai/role={role}")
+    found = endpoints(8000, labels=f"app=vllm,llm-d.ai/role={role}")
     assert [url for _, url, _ in found] == [f"http://10.0.0.1:8000{option}"]
     assert parsed_url(found[0][1], "pod").text == found[0][1]
 
@@ -100,7 +101,7 @@ def test_label_names_the_role(role, option):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"labels": "llm-d.ai/role=encode"},
+        {"labels": "app=vllm,llm-d.ai/role=encode"},
         {"ip": "engine.example"},
         {"annotations": {"kv-router/events-port": "many"}},
         {"annotations": {"kv-router/events-port": "5557;x=1"}},
