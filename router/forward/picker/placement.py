@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct, structs
@@ -17,23 +18,31 @@ from router.forward.errors import (
     PreconditionError,
     RouteNotFoundError,
 )
-from router.forward.headers import DP_RANK, header
+from router.forward.headers import DP_RANK, REQUEST_ID, Pairs, header
 from router.forward.permitted_fields import permitted
 from router.forward.picker.answers import Refusal, Route
 from router.forward.picker.pool import PoolEndpoint, PoolView, members
-from router.forward.picker.steering import DROPPED_REASON, PREFILLER, Steering, steering_in
+from router.forward.picker.steering import (
+    DROPPED_REASON,
+    NO_STEERING,
+    PREFILLER,
+    Steering,
+    steering_in,
+)
 from router.forward.picker.stream import GatewayHead
 from router.forward.prefill.remote_prefill import PrefillRequest
 from router.forward.prefill.router import PrefillRouter
 from router.forward.preparation import Preparation, PreparedRequest, read_request
 from router.forward.request_body import CompletionRequest
+from router.forward.request_templates import RequestTemplate
 from router.forward.resilience.booking import reserve_with_failover
 from router.forward.resilience.circuit_breaker import CircuitBreaker
 from router.forward.resilience.worker_list import WorkerList
 from router.protocol.requests import RankTarget, SelectRequest
+from router.runtime.http_server.exchange import MOST_HEADS
 from router.runtime.security.caller import Caller
-from router.runtime.security.guard import Guard
-from router.runtime.security.guarded import admit, refusal_headers
+from router.runtime.security.guard import Access, Guard
+from router.runtime.security.guarded import admit_head, refusal_headers
 from router.scheduler.errors import NoEndpointsError
 
 AT_ONCE_S = 0.001
@@ -46,6 +55,23 @@ _ROUTES = tuple(f"POST {path}" for path in (*APIS, *PASSED)) + tuple(
 )
 _READING = ("GET", "HEAD")
 _SHED = frozenset((429, 529))
+_OF_ONE_REQUEST = frozenset((REQUEST_ID, b"traceparent", b"tracestate", b"content-length"))
+"""Headers that differ from request to request, and that placement does not read."""
+
+
+class _KnownHead:
+    """The head of requests with the same headers, but for their ids, traces and lengths.
+
+    `templates`: of their bodies; None until the head comes a second time.
+    """
+
+    __slots__ = ("access", "content_type", "steering", "templates")
+
+    def __init__(self, headers: Pairs) -> None:
+        self.access: Access | None = None
+        self.content_type = (header(headers, b"content-type") or "").encode("latin-1")
+        self.steering = NO_STEERING
+        self.templates: list[RequestTemplate] | None = None
 
 
 class Admitted(Struct, frozen=True, eq=False):
@@ -55,9 +81,9 @@ class Admitted(Struct, frozen=True, eq=False):
     """
 
     head: GatewayHead
+    known: _KnownHead
     path: str
     caller: Caller
-    steering: Steering
     members: list[PoolEndpoint] | None
 
     @property
@@ -100,15 +126,18 @@ class GatewayPlacement:
         self._authorization = authorization
         self._fallbacks = fallbacks
         self._turns = itertools.count()
+        self._heads: dict[tuple[str, str, Pairs], _KnownHead] = {}
 
     def admitted(self, head: GatewayHead) -> Admitted:
         """Admit a request by its headers alone. Raises the error that refuses it.
 
         A caller that is not known learns neither routes nor endpoints.
         """
-        path, headers = head.path.partition("?")[0], head.headers
-        reads = head.method in _READING
-        caller = admit(self._guard, "GET" if reads else head.method, path, headers)
+        path, reads = head.path.partition("?")[0], head.method in _READING
+        shared = tuple(pair for pair in head.headers if pair[0] not in _OF_ONE_REQUEST)
+        known = self._heads.get((head.method, head.path, shared)) or _KnownHead(shared)
+        method = "GET" if reads else head.method
+        caller = admit_head(self._guard, known, method, path, head.headers)
         route = f"{head.method} {path}"
         if not (_is_open(path) if reads else path in APIS or path in PASSED):
             raise RouteNotFoundError(route, _ROUTES)
@@ -117,7 +146,22 @@ class GatewayPlacement:
         found = None if head.subset is None else members(self._pool, head.subset)
         if found is not None and not found:
             raise self._no_endpoints("any", head)
-        return Admitted(head, path, caller, steering_in(headers), found)
+        self._note_head(known, (head.method, head.path, shared))
+        return Admitted(head, known, path, caller, found)
+
+    def _note_head(self, known: _KnownHead, key: tuple[str, str, Pairs]) -> None:
+        """Keep a head, once its caller is admitted. Raises InvalidFieldError.
+
+        Beyond the limit all heads are dropped.
+        """
+        if key in self._heads:
+            if known.templates is None:
+                known.templates = []
+            return
+        known.steering = steering_in(key[2])
+        if len(self._heads) >= MOST_HEADS:
+            self._heads.clear()
+        self._heads[key] = known
 
     async def place(self, admitted: Admitted, body: bytes, booking_id: str) -> Placed:
         """Place a request, and book it under an id. Raises the error that refuses it.
@@ -126,15 +170,18 @@ class GatewayPlacement:
         """
         if admitted.is_passed_on:
             return self._any_endpoint(admitted)
-        headers, steering, caller = admitted.head.headers, admitted.steering, admitted.caller
-        kind = (header(headers, b"content-type") or "").encode()
-        read, _ = await read_request(admitted.path, body, kind, None)
+        headers, known, caller = admitted.head.headers, admitted.known, admitted.caller
+        steering = known.steering
+        read, template = await read_request(
+            admitted.path, body, known.content_type, known.templates
+        )
         named = _renamed(read, self._pool.model(read.model) or steering.model)
         asked, _ = permitted(named, caller)
-        router_request = self._preparation.placing.request_in(None, asked, headers, caller)
+        if asked is not read:
+            template = None  # it is that of other fields
+        router_request = self._preparation.placing.request_in(template, asked, headers, caller)
         router_request = self._limited(router_request, admitted)
-        router_request = self._prioritized(router_request, steering)
-        router_request = structs.replace(router_request, request_id=booking_id)
+        router_request = self._prioritized(router_request, steering, booking_id)
         prepared = await self._preparation.prepared(asked, router_request, headers, caller.tenant)
         changed = None if prepared.asked.fields is read.fields else _body(prepared.asked)
         try:
@@ -158,22 +205,27 @@ class GatewayPlacement:
             raise self._no_endpoints("any", admitted.head)
         endpoint = ready[next(self._turns) % len(ready)]
         headers = self._own_headers(None, endpoint)
-        removed = self._removed(admitted.steering)
+        removed = self._removed(admitted.known.steering)
         return Placed(Route(endpoint.address, headers, removed), endpoint)
 
     def _no_endpoints(self, model: str, head: GatewayHead) -> NoEndpointsError:
         reason = "no endpoint" if head.subset is None else "no endpoint of the subset"
         return NoEndpointsError(model, self._preparation.placing.routing_group, reason)
 
-    def _prioritized(self, request: SelectRequest, steering: Steering) -> SelectRequest:
-        """Return the request with the priority of its objective; some may not wait."""
+    def _prioritized(
+        self, request: SelectRequest, steering: Steering, booking_id: str
+    ) -> SelectRequest:
+        """Return the request with its id and the priority of its objective; some may not wait."""
         objective = steering.objective
         priority = 0 if objective is None else self._pool.priority(objective)
+        fields: dict[str, Any] = {"request_id": booking_id}
         if priority > 0:
-            request = structs.replace(request, strict_priority=priority)
+            fields["strict_priority"] = priority
         if priority < 0 or steering.if_available:
-            request = structs.replace(request, max_wait_s=AT_ONCE_S)
-        return structs.replace(request, explain=True) if self._fallbacks else request
+            fields["max_wait_s"] = AT_ONCE_S
+        if self._fallbacks:
+            fields["explain"] = True
+        return structs.replace(request, **fields)
 
     def _limited(self, request: SelectRequest, admitted: Admitted) -> SelectRequest:
         """Return the request within its subset. Raises NoEndpointsError if that is empty."""
@@ -211,7 +263,7 @@ class GatewayPlacement:
                 )
             booked = await reserve_with_failover(self._router, self._breaker, router_request, ())
             try:
-                return self._placed(booked, prefill, asked, admitted.steering, body)
+                return self._placed(booked, prefill, asked, admitted.known.steering, body)
             except BaseException:
                 booked.leave()
                 raise

@@ -10,14 +10,12 @@ from router.runtime.http_server.exchange import Exchange, RequestHead
 from router.runtime.http_server.overload import Overload
 from router.runtime.process.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from router.runtime.security.errors import TooManyRequestsError
-from router.runtime.security.guard import Access, Guard
+from router.runtime.security.guard import Guard
 from router.runtime.security.guarded import (
     NO_ORIGINS,
-    access_of,
-    admit,
+    admit_head,
     admit_request,
     refuse_forms,
-    take,
 )
 
 
@@ -79,15 +77,11 @@ class Admission:
         the tokens are replaced. Probes are admitted under any load.
         """
         head, limits, size_bytes = exchange.head, self.limits, len(exchange.received)
-        access = head.access
         if self.overload.is_on or self.in_flight >= limits.max_requests:
             self._check_load(head)
-        if access is None or access.table is not self._guard.table:
-            access = self._check_access(exchange)
-        if access is not None:
-            exchange.caller = access.caller
-            if access.is_limited:
-                take(self._guard, access)
+        exchange.caller = admit_head(
+            self._guard, head, head.method, head.route.path, head.pairs, self.origins
+        )
         if max(size_bytes, exchange.length_bytes) > limits.body_limit_bytes:
             raise BodyTooLargeError(limits.body_limit_bytes)
         if self.body_bytes + size_bytes > limits.bodies_limit_bytes:
@@ -105,20 +99,6 @@ class Admission:
             raise TooManyRequestsError(most)
         if head.route.is_new_work:
             self.overload.check()
-
-    def _check_access(self, exchange: Exchange) -> Access | None:
-        """Return the access of a head, and keep it; None for an open route, whose caller is set.
-
-        A token may expire, which ends the access to a route that needs one, and makes its caller a
-        stranger on an open one: there the headers are checked with each request.
-        """
-        head, guard = exchange.head, self._guard
-        method, path = head.method, head.route.path
-        if guard.is_open(method, path):
-            exchange.caller = admit(guard, method, path, head.pairs, "", self.origins)
-            return None
-        head.access = access_of(guard, method, path, head.pairs, self.origins)
-        return head.access
 
     def enter(self, exchange: Exchange) -> None:
         """Count an admitted request that waits, and what has come of its body, until it leaves.

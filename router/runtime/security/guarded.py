@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -63,9 +64,36 @@ def access_of(
     return guard.access(method, path, headers, time.time())
 
 
-def take(guard: Guard, access: Access) -> None:
-    """Take a request of a limited access; see `Guard.take`."""
-    guard.take(access, time.monotonic(), time.time())
+class SharedHead(Protocol):
+    """The head of requests with the same headers. `access`: of their caller, once one was let in.
+
+    A token may expire, which ends the access to a route that needs one, and makes its caller a
+    stranger on an open one: there the headers are checked with each request.
+    """
+
+    access: Access | None
+
+
+def admit_head(
+    guard: Guard,
+    head: SharedHead,
+    method: str,
+    path: str,
+    headers: Headers,
+    origins: frozenset[bytes] = NO_ORIGINS,
+) -> Caller:
+    """Return the caller of a request with this head, as `admit` does.
+
+    Its headers are checked once, and again whenever the tokens are replaced.
+    """
+    access = head.access
+    if access is None or access.table is not guard.table:
+        if guard.is_open(method, path):
+            return admit(guard, method, path, headers, "", origins)
+        access = head.access = access_of(guard, method, path, headers, origins)
+    if access.is_limited:
+        guard.take(access, time.monotonic(), time.time())
+    return access.caller
 
 
 def identify(guard: Guard, headers: Mapping[str, str] | None) -> Caller:
