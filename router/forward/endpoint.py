@@ -8,6 +8,7 @@ import logging
 import socket
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from router.client import ClientSettings, Retries, RouterClient
@@ -62,8 +63,8 @@ from router.runtime.security.http_access import HttpAccess
 from router.runtime.security.nats_access import nats_access
 
 if TYPE_CHECKING:  # gRPC is imported by processes with a picker alone
-    from router.forward.picker.door import GatewayDoor
     from router.forward.picker.server import PickerPorts
+    from router.forward.picker.service import PickerService
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,8 @@ class OpenAiEndpoint:
     """The endpoint. `serve` returns after `stop` is set and every connection is closed.
 
     `edge`: the guard and the TLS context of its port; `metrics`: those of the process; `cluster`:
-    the pool of a Kubernetes cluster that the picker serves; None: the router's workers.
+    the pool of a Kubernetes cluster that the picker serves; None: the router's workers;
+    `reservation_ttl_s`: the router's, if it is known.
     """
 
     def __init__(
@@ -89,8 +91,10 @@ class OpenAiEndpoint:
         edge: Edge,
         metrics: ForwardMetrics,
         cluster: ClusterPool | None = None,
+        reservation_ttl_s: float = inf,
     ) -> None:
         self._config = config
+        self._reservation_ttl_s = reservation_ttl_s
         self._cluster = cluster
         self._edge = edge
         self._authorization = _authorization(config)
@@ -100,7 +104,7 @@ class OpenAiEndpoint:
         self._completions: Completions | None = None
         self._engines: EngineTokens | None = None
         self._prefill_events: PrefillEvents | None = None
-        self._picker: GatewayDoor | None = None
+        self._picker: PickerService | None = None
         self._picker_ports: PickerPorts | None = None
         origins = config.completions.origins
         self._admission = Admission(edge.guard, limits_of(config), origins)
@@ -243,10 +247,10 @@ class OpenAiEndpoint:
         prefill: PrefillRouter,
         roster: WorkerList,
         ports: "PickerPorts",
-    ) -> "GatewayDoor":
-        from router.forward.picker.door import GatewayDoor
+    ) -> "PickerService":
+        from router.forward.picker.service import PickerService
 
-        return GatewayDoor(
+        return PickerService(
             self._config,
             router,
             preparation,
@@ -258,6 +262,7 @@ class OpenAiEndpoint:
             self._cluster,
             self.metrics.registry,
             ports,
+            self._reservation_ttl_s,
         )
 
     def _made_prefill(self, router: RouterClient, pool: HttpPool) -> PrefillRouter:

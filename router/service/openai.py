@@ -32,7 +32,8 @@ class RouterEndpoint:
         self._config = in_router(config)
         self._commands = commands
         metrics = ForwardMetrics(host.metrics.registry)
-        self._endpoint = OpenAiEndpoint(self._config, host.edge, metrics, cluster)
+        ttl_s = config.reservations.reservation_ttl_s
+        self._endpoint = OpenAiEndpoint(self._config, host.edge, metrics, cluster, ttl_s)
         self._closed = asyncio.Event()
 
     def reconfigure(self, config: RouterConfig) -> None:

@@ -234,18 +234,17 @@ class _Http(H2Connection):
 
 
 class GrpcConnection(asyncio.Protocol):
-    """One connection. `closed` is called with it at its end. `is_surplus`: it is not served."""
+    """One connection. `all_open`: those of the server; beyond `most`, it is closed at once."""
 
     def __init__(
         self,
         services: Services,
-        closed: Callable[["GrpcConnection"], None],
-        *,
-        is_surplus: bool = False,
+        all_open: set["GrpcConnection"],
+        most: int,
     ) -> None:
         self._services = services
-        self._is_surplus = is_surplus
-        self._closed = closed
+        self._all_open = all_open
+        self._most = most
         self._http = _Http(
             H2Configuration(
                 client_side=False,
@@ -273,10 +272,11 @@ class GrpcConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Send the settings of this side."""
         self._transport = transport
-        if self._is_surplus:
-            log.warning("a connection is closed: too many of gateways")
+        if len(self._all_open) >= self._most:
+            log.warning("a gateway's connection is closed: there are %d", self._most)
             transport.abort()
             return
+        self._all_open.add(self)
         http = self._http
         limits = {
             SettingCodes.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
@@ -405,4 +405,4 @@ class GrpcConnection(asyncio.Protocol):
         """Cut off all streams."""
         for number in list(self._streams):
             self._cut_off(number)
-        self._closed(self)
+        self._all_open.discard(self)

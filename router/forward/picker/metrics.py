@@ -16,7 +16,7 @@ before the request was placed; with a refusal."""
 PICKER_METRICS: Rows = {
     "streams": gauge("Requests in flight at gateways", "open_streams"),
     "body_bytes": gauge("Bytes of the bodies of requests that are not placed yet"),
-    "bookings": gauge("Bookings of requests of gateways", "lives.count"),
+    "bookings": gauge("Bookings of requests of gateways", "requests.count"),
 }
 
 

@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError
 from router.errors import KvRouterError
 from router.forward.picker.answers import BOOKING
 from router.forward.picker.grpc_connection import RESOURCE_EXHAUSTED, GrpcStream
-from router.forward.picker.lives import Lives
 from router.forward.picker.metrics import PickerMetrics, StreamEnd
+from router.forward.picker.placed_requests import PlacedRequests
 from router.forward.picker.placement import Admitted, GatewayPlacement, Placed, refusal_of
 from router.forward.picker.steering import LB
 from router.forward.picker.stream import GatewayHead, PickerStream, StreamLimits
@@ -25,7 +25,6 @@ from router.runtime.security.errors import TooManyRequestsError
 
 log = logging.getLogger(__name__)
 
-SWEEP_S = 5.0
 LOG_BYTES = 16 << 20
 _AROUND_BYTES = 16_384
 """The limit of what a message has around headers and bodies: metadata, lengths."""
@@ -45,11 +44,11 @@ class Picker:
     def __init__(
         self,
         placement: GatewayPlacement,
-        lives: Lives,
+        requests: PlacedRequests,
         metrics: PickerMetrics,
         limits: PickerLimits,
     ) -> None:
-        self.lives = lives
+        self.requests = requests
         self.limits = limits
         self.open_streams = 0
         self.body_bytes = 0
@@ -62,10 +61,10 @@ class Picker:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 while True:
-                    await asyncio.sleep(SWEEP_S)
-                    self.lives.sweep()
+                    await asyncio.sleep(self.requests.sweep_s)
+                    self.requests.sweep()
         finally:
-            self.lives.end_all()
+            self.requests.end_all()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work of a stream that waits for something."""
@@ -89,7 +88,7 @@ class Picker:
         began_s = time.monotonic()
         placed = await self._placement.place(admitted, body, booking_id)
         self._metrics.placing_seconds.note(time.monotonic() - began_s)
-        self.lives.begin(booking_id, placed)
+        self.requests.begin(booking_id, placed)
         return placed
 
     def begin(self) -> None:
@@ -101,7 +100,7 @@ class Picker:
         """Note the end of a stream."""
         self.open_streams -= 1
         self._metrics.requests.count(ended)
-        self.lives.leave(booking_id)
+        self.requests.leave(booking_id)
 
     def count_refusal(self, code: str) -> None:
         """Count a refusal."""
@@ -162,7 +161,7 @@ class PickerCall:
             self._refuse(error)
         if state.response is not None and self._ended == "no_answer":
             self._ended = "answered"
-            self._picker.lives.answered(self._booking_id, state.response)
+            self._picker.requests.answered(self._booking_id, state.response)
 
     def _take_request(self, state: PickerStream) -> None:
         """Admit a request by its headers, before any of its body; place it once it is complete.
@@ -239,12 +238,12 @@ class PickerCall:
 class AccessLogCall:
     """The stream of a gateway's access log."""
 
-    __slots__ = ("_lives", "_stream")
+    __slots__ = ("_requests", "_stream")
 
     limit_bytes = LOG_BYTES
 
-    def __init__(self, lives: Lives, stream: GrpcStream) -> None:
-        self._lives = lives
+    def __init__(self, requests: PlacedRequests, stream: GrpcStream) -> None:
+        self._requests = requests
         self._stream = stream
 
     def received(self, message: bytes) -> None:
@@ -255,7 +254,7 @@ class AccessLogCall:
             log.warning("access log: a message cannot be read: %s", error)
             return
         for entry in entries:
-            self._lives.logged(_booking_in(entry))
+            self._requests.logged(_booking_in(entry))
 
     def oversized(self) -> None:
         """End the stream: the gateway begins another one."""

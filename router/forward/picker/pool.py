@@ -1,11 +1,12 @@
 """The endpoints of a gateway's pool: addresses, each with the rank that listens there."""
 
 from collections.abc import Iterable, Iterator
+from itertools import compress
 from typing import Protocol
 
 from msgspec import Struct
 
-from router.forward.picker.steering import is_in
+from router.forward.picker.steering import in_subset
 from router.forward.resilience.worker_list import WorkerList
 from router.runtime.http_client import Origin
 
@@ -135,6 +136,7 @@ def address_of(url: str) -> str:
 
 def members(pool: PoolView, subset: frozenset[str] | None) -> list[PoolEndpoint]:
     """Return the endpoints of a pool that are in a subset; None: all. O(endpoints)."""
+    endpoints = list(pool.endpoints())
     if subset is None:
-        return list(pool.endpoints())
-    return [each for each in pool.endpoints() if is_in(each.address, subset)]
+        return endpoints
+    return list(compress(endpoints, in_subset((each.address for each in endpoints), subset)))

@@ -109,7 +109,7 @@ class PickerServer:
         health: Services = {_path(HEALTH, "Check"): partial(HealthCall, self.status)}
         services: Services = {
             _path(EXT_PROC, "Process"): partial(PickerCall, self._picker),
-            _path(ACCESS_LOG, "StreamAccessLogs"): partial(AccessLogCall, self._picker.lives),
+            _path(ACCESS_LOG, "StreamAccessLogs"): partial(AccessLogCall, self._picker.requests),
             **health,
         }
         tls, watched = ports.tls, []
@@ -134,15 +134,9 @@ class PickerServer:
     async def _serve(
         self, listener: socket.socket, services: Services, tls: ssl.SSLContext | None
     ) -> asyncio.Server:
-        def connected() -> GrpcConnection:
-            is_surplus = len(self._connections) >= self._max_connections
-            connection = GrpcConnection(services, self._connections.discard, is_surplus=is_surplus)
-            self._connections.add(connection)
-            return connection
-
         timeout_s = None if tls is None else self._picker.limits.head.header_timeout_s
         return await asyncio.get_running_loop().create_server(
-            connected,
+            partial(GrpcConnection, services, self._connections, self._max_connections),
             sock=listener.dup(),
             ssl=tls,
             ssl_handshake_timeout=timeout_s,

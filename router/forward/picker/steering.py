@@ -131,11 +131,10 @@ def subset_of(hint: Mapping[str, Any] | None) -> frozenset[str] | None:
     return frozenset(word.strip() for text in texts for word in text.split(",") if word.strip())
 
 
-def is_in(address: str, subset: frozenset[str]) -> bool:
-    """Return whether an address is in a subset, which may contain it without its port."""
-    return address in subset or address.rpartition(":")[0].strip("[]") in {
-        each.strip("[]") for each in subset
-    }
+def in_subset(addresses: Iterable[str], subset: frozenset[str]) -> list[bool]:
+    """Return whether each address is in a subset, which may contain it without its port."""
+    hosts = {each.strip("[]") for each in subset}
+    return [each in subset or each.rpartition(":")[0].strip("[]") in hosts for each in addresses]
 
 
 def served_address(metadata: Mapping[str, Any], attributes: Mapping[str, Any]) -> str | None:

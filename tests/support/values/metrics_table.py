@@ -68,7 +68,7 @@ def forwarding():
     expose(registry, PREFIX, POOL_METRICS, SimpleNamespace(open_connections=0))
     expose(registry, PREFIX, PREFILL_METRICS, PrefillPools())
     PickerMetrics(registry)
-    counts = SimpleNamespace(open_streams=0, body_bytes=0, lives=SimpleNamespace(count=0))
+    counts = SimpleNamespace(open_streams=0, body_bytes=0, requests=SimpleNamespace(count=0))
     expose(registry, PICKER_PREFIX, PICKER_METRICS, counts)
     return registry
 

@@ -43,22 +43,20 @@ class Server:
     def __init__(self):
         self.connections, self.over = set(), []
 
-    def connection(self, **options):
+    def connection(self, most=100):
         services = {
             b"/test/Echo": lambda stream: Echo(stream, self.over),
             b"/test/Short": lambda stream: Short(stream, self.over),
         }
-        connection = GrpcConnection(services, self.connections.discard, **options)
-        self.connections.add(connection)
-        return connection
+        return GrpcConnection(services, self.connections, most)
 
 
 @asynccontextmanager
-async def serving(*, options=(), **surplus):
+async def serving(*, options=(), **limits):
     """A server, its port, and a channel to it."""
     server = Server()
     listener = await asyncio.get_running_loop().create_server(
-        lambda: server.connection(**surplus), "127.0.0.1", 0
+        lambda: server.connection(**limits), "127.0.0.1", 0
     )
     port = listener.sockets[0].getsockname()[1]
     async with aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
@@ -181,7 +179,7 @@ async def test_client_that_answers_pings_stays_connected():
 
 
 async def test_surplus_connection_is_closed():
-    async with serving(is_surplus=True) as (server, port, _):
+    async with serving(most=0) as (server, port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await _all(reader) == b""
         writer.close()

@@ -70,7 +70,8 @@ async def picking(workers=ENDPOINTS, **fields):
     running = RunningRouter("", epp_port=port, **settings)
     async with running.running() as router, Gateway(port).connected() as gateway:
         for worker_id, endpoint in workers.items():
-            worker = {"worker_id": worker_id, "endpoint": endpoint, "block_size": 4}
+            more = endpoint if isinstance(endpoint, dict) else {"endpoint": endpoint}
+            worker = {"worker_id": worker_id, "block_size": 4, **more}
             assert (await router.post("/workers", worker)).status_code == 201
         for worker_id in workers:
             await eventually(lambda hint=f"10.0.0.{worker_id}:8000": _lists(gateway, hint))
@@ -115,6 +116,37 @@ async def test_stream_that_is_cut_off_leaves_no_booking(picked):
         assert sum((await picked.bookings()).values()) == 1
     await picked.until_booked()
     assert await picked.metric('requests_total{ended="no_answer"}') == before + 1
+
+
+async def test_booking_of_a_long_answer_outlasts_the_time_without_progress():
+    async with picking(reservation_ttl_s=0.6) as picked, picked.gateway.stream() as stream:
+        first, _ = await picked.routed(stream)
+        await stream.send(answer_head(200, set_headers(first)[DESTINATION]))
+        await stream.received()
+        for _ in range(12):
+            await asyncio.sleep(0.1)
+            assert sum((await picked.bookings()).values()) == 1
+
+
+RANKS = {1: {"endpoint": ENDPOINTS[1], "data_parallel_size": 2}}
+PREFILLS = {1: ENDPOINTS[1], 2: {"endpoint": ENDPOINTS[2], "role": "prefill"}}
+
+
+async def test_rank_and_prefill_worker_of_a_request_are_named_to_its_engine():
+    async with picking(RANKS) as picked, picked.gateway.stream() as stream:
+        given = head(x_data_parallel_rank="7", x_prefiller_host_port="1.2.3.4:5")
+        first, _ = await picked.routed(stream, given, body(completion()))
+        assert set_headers(first)["x-data-parallel-rank"] in ("0", "1")
+        assert "x-prefiller-host-port" in removed_headers(first)
+    async with picking(PREFILLS) as picked:
+        async with picked.gateway.stream() as stream:
+            first, _ = await picked.routed(stream, head(), body(completion(prompt=[1] * 64)))
+            assert set_headers(first)[DESTINATION] == "10.0.0.1:8000"
+            assert set_headers(first)["x-prefiller-host-port"] == "10.0.0.2:8000"
+            await picked.until_booked(w1=1, w2=1)
+            await stream.send(answer_head(200, "10.0.0.1:8000"))
+            await picked.until_booked(w1=1)
+        await picked.until_booked()
 
 
 async def test_request_served_elsewhere_is_booked_there(picked):

@@ -9,6 +9,7 @@ end is missed expires at the router, and is forgotten here.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -22,8 +23,12 @@ from router.forward.resilience.circuit_breaker import CircuitBreaker
 log = logging.getLogger(__name__)
 
 KEEP_S = 60.0
+KEEPS_A_TTL = 3
 """Interval of reports that an answer is still under way: the router sees no tokens of it, and frees
-reservations without progress (`reservation_ttl_s`)."""
+reservations without progress (`reservation_ttl_s`). Of a shorter time there are that many in it, if
+it is known. One that is freed all the same is booked again by the next report."""
+
+SWEEP_S = 5.0
 
 FORGET_S = 600.0
 """Time after the end of a stream after which the entry of an access log is expected no more."""
@@ -31,7 +36,7 @@ FORGET_S = 600.0
 _ITS_FAULT = ANOTHER_MAY_TAKE - NOT_ITS_FAULT
 
 
-class _Life:
+class _PlacedRequest:
     __slots__ = ("endpoint", "has_answer", "kept_s", "left_s", "placed")
 
     def __init__(self, placed: Placed, now_s: float) -> None:
@@ -42,10 +47,14 @@ class _Life:
         self.left_s: float | None = None
 
 
-class Lives:
-    """The placed requests by the ids of their bookings. `now_s`: a clock."""
+class PlacedRequests:
+    """The placed requests by the ids of their bookings. `now_s`: a clock.
 
-    __slots__ = ("_breaker", "_by_id", "_ends_by_log", "_metrics", "_now_s", "_pool")
+    `ends_by_log`: entries of access logs end them, in place of their streams. `ttl_s`: the time
+    after which the router frees a booking without progress, if it is known.
+    """
+
+    __slots__ = ("_breaker", "_by_id", "_ends_by_log", "_keep_s", "_metrics", "_now_s", "_pool")
 
     def __init__(
         self,
@@ -55,13 +64,15 @@ class Lives:
         now_s: Callable[[], float],
         *,
         ends_by_log: bool,
+        ttl_s: float = math.inf,
     ) -> None:
         self._pool = pool
         self._breaker = breaker
         self._metrics = metrics
         self._now_s = now_s
         self._ends_by_log = ends_by_log
-        self._by_id: dict[str, _Life] = {}
+        self._keep_s = min(KEEP_S, ttl_s / KEEPS_A_TTL)
+        self._by_id: dict[str, _PlacedRequest] = {}
 
     @property
     def count(self) -> int:
@@ -70,30 +81,30 @@ class Lives:
 
     def begin(self, booking_id: str, placed: Placed) -> None:
         """Add a placed request."""
-        self._by_id[booking_id] = _Life(placed, self._now_s())
+        self._by_id[booking_id] = _PlacedRequest(placed, self._now_s())
 
     def answered(self, booking_id: str, response: GatewayResponse) -> None:
         """Note that an answer has begun, and book the request where it is served."""
-        life = self._by_id.get(booking_id)
-        if life is None:
+        request = self._by_id.get(booking_id)
+        if request is None:
             return
-        life.has_answer = True
+        request.has_answer = True
         served = response.served
-        if served is not None and served != life.endpoint.address:
-            self._move(life, served)
-        if life.placed.prefill is not None:
-            life.placed.prefill.leave()  # the decode worker has fetched its blocks
+        if served is not None and served != request.endpoint.address:
+            self._move(request, served)
+        if request.placed.prefill is not None:
+            request.placed.prefill.leave()  # the decode worker has fetched its blocks
         note = self._breaker.failed if response.status in _ITS_FAULT else self._breaker.succeeded
-        note(life.endpoint.worker_id, life.endpoint.url, self._now_s())
+        note(request.endpoint.worker_id, request.endpoint.url, self._now_s())
 
-    def _move(self, life: _Life, served: str) -> None:
+    def _move(self, request: _PlacedRequest, served: str) -> None:
         """Book a request on the endpoint that serves it instead of the chosen one."""
         endpoint = next((e for e in self._pool.endpoints() if e.address == served), None)
         if endpoint is None:
             self._metrics.served_elsewhere.labels("unknown").inc()
             return
-        life.endpoint = endpoint
-        booked = life.placed.booked
+        request.endpoint = endpoint
+        booked = request.placed.booked
         if booked is None or _is_on(endpoint, booked.decision.worker_id, booked.decision.dp_rank):
             return
         moving = booked.move(endpoint.worker_id, endpoint.dp_rank or 0)
@@ -108,11 +119,11 @@ class Lives:
 
     def leave(self, booking_id: str) -> None:
         """Note the end of a request's stream."""
-        life = self._by_id.get(booking_id)
-        if life is None:
+        request = self._by_id.get(booking_id)
+        if request is None:
             return
-        if self._ends_by_log and life.placed.booked is not None:
-            life.left_s = self._now_s()
+        if self._ends_by_log and request.placed.booked is not None:
+            request.left_s = self._now_s()
         else:
             self._end(booking_id)
 
@@ -125,15 +136,22 @@ class Lives:
         if is_known and booking_id is not None and self._ends_by_log:
             self._end(booking_id)
 
+    @property
+    def sweep_s(self) -> float:
+        """The interval at which `sweep` is due."""
+        return min(SWEEP_S, self._keep_s / 2)
+
     def sweep(self) -> None:
         """Keep the bookings of long answers, and forget those whose end was missed. O(requests)."""
         now_s = self._now_s()
-        for booking_id, life in list(self._by_id.items()):
-            booked = life.placed.booked
-            if life.left_s is not None and now_s - life.left_s >= FORGET_S:
+        for booking_id, request in list(self._by_id.items()):
+            booked = request.placed.booked
+            if request.left_s is not None and now_s - request.left_s >= FORGET_S:
                 self._end(booking_id)
-            elif life.has_answer and booked is not None and now_s - life.kept_s >= KEEP_S:
-                life.kept_s = now_s
+            elif (
+                request.has_answer and booked is not None and now_s - request.kept_s >= self._keep_s
+            ):
+                request.kept_s = now_s
                 booked.keep()
 
     def end_all(self) -> None:
@@ -142,8 +160,8 @@ class Lives:
             self._end(booking_id)
 
     def _end(self, booking_id: str) -> None:
-        life = self._by_id.pop(booking_id)
-        for booked in (life.placed.booked, life.placed.prefill):
+        request = self._by_id.pop(booking_id)
+        for booked in (request.placed.booked, request.placed.prefill):
             if booked is not None:
                 booked.leave()
 

@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from router.client import RouterClient
 from router.forward.config import ForwardConfig
-from router.forward.picker.lives import Lives
 from router.forward.picker.metrics import PICKER_METRICS, PREFIX, PickerMetrics
 from router.forward.picker.picker import Picker, PickerLimits
+from router.forward.picker.placed_requests import PlacedRequests
 from router.forward.picker.placement import GatewayPlacement
 from router.forward.picker.pool import ClusterPool, KubernetesPool, RouterPool
 from router.forward.picker.server import PickerPorts, PickerServer
@@ -24,7 +24,7 @@ from router.runtime.process.metrics import expose
 from router.runtime.security.guard import Guard
 
 
-class GatewayDoor:
+class PickerService:
     """The picker. `guard`: of the endpoint; `authorization`, `cluster`: see `OpenAiEndpoint`."""
 
     def __init__(
@@ -40,6 +40,7 @@ class GatewayDoor:
         cluster: ClusterPool | None,
         registry: CollectorRegistry,
         ports: PickerPorts,
+        reservation_ttl_s: float,
     ) -> None:
         own = config.picker
         metrics = PickerMetrics(registry)
@@ -57,8 +58,10 @@ class GatewayDoor:
             own.epp_fallbacks,
         )
         ends_by_log = own.epp_ends == "access_log"
-        lives = Lives(pool, breaker, metrics, time.monotonic, ends_by_log=ends_by_log)
-        self._picker = Picker(placement, lives, metrics, limits_of(config))
+        requests = PlacedRequests(
+            pool, breaker, metrics, time.monotonic, ends_by_log=ends_by_log, ttl_s=reservation_ttl_s
+        )
+        self._picker = Picker(placement, requests, metrics, limits_of(config))
         self._server = PickerServer(ports, self._picker, pool, config.max_connections)
         expose(registry, PREFIX, PICKER_METRICS, self._picker)
 
