@@ -53,18 +53,43 @@ class AttachConfig(Struct, frozen=True, kw_only=True):
     ] = True
 
 
-class DiscoveryConfig(Struct, frozen=True, kw_only=True):
-    """The pods that are engines: those of an InferencePool, or by their labels."""
+class ClusterConfig(Struct, frozen=True, kw_only=True):
+    """A Kubernetes cluster: its API server, and the InferencePool that is served."""
 
     epp_pool: Annotated[
         str,
         about(
             "InferencePool whose pods are the engines, as NAMESPACE/NAME, or as NAME in this pod's "
-            "namespace; each of its ports is attached as by workers",
+            "namespace; a router attaches each of its ports as by workers",
             pattern=rf"^(({_LABEL}/)?{_LABEL}([.]{_LABEL})*)?$",
             max_length=317,
         ),
     ] = ""
+    discovery_namespace: Annotated[
+        str,
+        about(
+            "Kubernetes namespace of the engines; empty: this pod's", pattern="^[a-z0-9-]{0,63}$"
+        ),
+    ] = ""
+    discovery_api_url: Annotated[
+        str,
+        about(
+            "URL of the Kubernetes API server; empty: this cluster's", pattern="^$|^https?://[^/]+$"
+        ),
+    ] = ""
+    discovery_token_file: Annotated[
+        str, about("file with a token for the API server, read at every request; empty: none")
+    ] = f"{ACCOUNT}/token"
+    discovery_ca_file: Annotated[
+        str, about("PEM file of certificate authorities for the API server; empty: the system's")
+    ] = f"{ACCOUNT}/ca.crt"
+    discovery_timeout_s: Annotated[
+        float, about("timeout of a response of the API server", gt=0, le=60)
+    ] = 10.0
+
+
+class DiscoveryConfig(Struct, frozen=True, kw_only=True):
+    """The pods that are engines, by their labels, and the endpoints of their events."""
 
     discovery: Annotated[
         Literal["none", "pods", "endpointslices"],
@@ -85,24 +110,6 @@ class DiscoveryConfig(Struct, frozen=True, kw_only=True):
             max_length=16_384,
         ),
     ] = VLLM
-    discovery_namespace: Annotated[
-        str,
-        about(
-            "Kubernetes namespace of the engines; empty: this pod's", pattern="^[a-z0-9-]{0,63}$"
-        ),
-    ] = ""
-    discovery_api_url: Annotated[
-        str,
-        about(
-            "URL of the Kubernetes API server; empty: this cluster's", pattern="^$|^https?://[^/]+$"
-        ),
-    ] = ""
-    discovery_token_file: Annotated[
-        str, about("file with a token for the API server, read at every request; empty: none")
-    ] = f"{ACCOUNT}/token"
-    discovery_ca_file: Annotated[
-        str, about("PEM file of certificate authorities for the API server; empty: the system's")
-    ] = f"{ACCOUNT}/ca.crt"
     discovery_max_workers: Annotated[
         int,
         about(
@@ -113,9 +120,6 @@ class DiscoveryConfig(Struct, frozen=True, kw_only=True):
     ] = 1024
     discovery_unready_s: Annotated[
         float, about("an engine that is not ready for this time is unregistered", ge=0)
-    ] = 10.0
-    discovery_timeout_s: Annotated[
-        float, about("timeout of a response of the API server", gt=0, le=60)
     ] = 10.0
 
 

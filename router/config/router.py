@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Struct, structs
 
 from router.config.capacity import CapacityConfig
-from router.config.discovery import AttachConfig, DiscoveryConfig, DynamoConfig
+from router.config.discovery import AttachConfig, ClusterConfig, DiscoveryConfig, DynamoConfig
 from router.config.observability import ObservabilityConfig
 from router.config.openai import OpenAiConfig
 from router.config.picker import PickerConfig
@@ -125,6 +125,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     capacity: CapacityConfig = CapacityConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     attach: AttachConfig = AttachConfig()
+    cluster: ClusterConfig = ClusterConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     dynamo: DynamoConfig = DynamoConfig()
     openai: OpenAiConfig = OpenAiConfig()

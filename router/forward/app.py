@@ -23,6 +23,7 @@ from router.forward.errors import (
 from router.forward.headers import REQUEST_ID, Pairs
 from router.forward.kept_routes import KEPT_ROUTES
 from router.forward.metrics import ForwardMetrics
+from router.forward.picker.pool import ClusterPool
 from router.forward.resilience.model_names import ModelName, names_in
 from router.runtime.security.guarded import caller_of, is_detailed, refusal_headers
 
@@ -93,7 +94,10 @@ _METHODS = {
 
 
 class ForwardApp:
-    """The ASGI application of all routes but completions, which `completions` serves below ASGI."""
+    """The ASGI application of all routes but completions, which `completions` serves below ASGI.
+
+    `cluster`: the pool of a Kubernetes cluster that the picker of this process serves.
+    """
 
     def __init__(
         self,
@@ -101,8 +105,10 @@ class ForwardApp:
         models: Models,
         metrics: ForwardMetrics,
         cors: Cors,
+        cluster: ClusterPool | None = None,
     ) -> None:
         self.completions = completions
+        self._cluster = cluster
         self._cors = cors
         self._models = models
         self._metrics = metrics
@@ -168,7 +174,8 @@ class ForwardApp:
         return _json({"status": "ok"})
 
     async def _ready(self, scope: Scope) -> Answer:
-        reason = self.completions.unready_reason()
+        problem = None if self._cluster is None else self._cluster.unready_reason()
+        reason = problem or self.completions.unready_reason()
         body: dict[str, object] = {"ready": reason is None, "reason": reason}
         if is_detailed(caller_of(scope), scope["query_string"]):
             body |= self.completions.tokenizers()

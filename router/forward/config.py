@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Struct, structs
 
+from router.config.discovery import ClusterConfig
 from router.config.openai import (
     CompletionConfig,
     EngineConfig,
@@ -96,6 +97,7 @@ class ForwardConfig(Struct, frozen=True, kw_only=True):
 class EppConfig(ForwardConfig, frozen=True, kw_only=True):
     """All settings of the process of an endpoint picker, with its ports by default."""
 
+    cluster: ClusterConfig = ClusterConfig()
     http: HttpServerConfig = HttpServerConfig(http_port=9090)
     picker: PickerConfig = PickerConfig(epp_port=9002, epp_health_port=9003)
 

@@ -238,7 +238,7 @@ class OpenAiEndpoint:
         completions = Completions(
             push, preparation, self.metrics, self._admission, roster, self._cors
         )
-        return ForwardApp(completions, models, self.metrics, self._cors)
+        return ForwardApp(completions, models, self.metrics, self._cors, self._cluster)
 
     def _made_picker(
         self,

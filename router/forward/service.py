@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
+from typing import TYPE_CHECKING
 
 from msgspec import structs
+from prometheus_client import CollectorRegistry
 
 from router.client import RouterClient
-from router.forward.config import ForwardConfig
+from router.forward.config import EppConfig, ForwardConfig
 from router.forward.endpoint import OpenAiEndpoint, client_settings
 from router.forward.metrics import ForwardMetrics
 from router.runtime.process.metrics import expose
@@ -15,6 +18,9 @@ from router.runtime.process.request_ids import ANSWERED, TRACEPARENT
 from router.runtime.process.settings import Loaded
 from router.runtime.security.edge import EDGE_METRICS, Edge
 from router.runtime.security.nats_access import nats_access
+
+if TYPE_CHECKING:  # few processes follow a cluster
+    from router.discovery.kubernetes.pool_watch import PoolWatch
 
 
 class ForwardService:
@@ -25,7 +31,8 @@ class ForwardService:
         self._edge = Edge(config.security)
         self.metrics = ForwardMetrics()
         expose(self.metrics.registry, "kv_router_", EDGE_METRICS, self._edge)
-        self._endpoint = OpenAiEndpoint(config, self._edge, self.metrics)
+        self._pool = _pool_of(config, self.metrics.registry)
+        self._endpoint = OpenAiEndpoint(config, self._edge, self.metrics, self._pool)
 
     def reconfigure(self, loaded: Loaded[ForwardConfig]) -> None:
         """Apply changed settings, those of `reload.LIVE`."""
@@ -39,7 +46,10 @@ class ForwardService:
         """Serve until `stop` is set; then finish open requests, and close. Raises ConfigError."""
         with self._endpoint.listening() as listener:
             async with self._router() as router:
-                await self._endpoint.serve(stop, listener, router, [self._edge.run()])
+                tasks = [self._edge.run()]
+                if self._pool is not None:
+                    tasks.append(self._pool.run(lambda: None))
+                await self._endpoint.serve(stop, listener, router, tasks)
 
     @asynccontextmanager
     async def _router(self) -> AsyncIterator[RouterClient]:
@@ -60,6 +70,18 @@ class ForwardService:
         )
         async with over_http as router:
             yield router
+
+
+def _pool_of(config: ForwardConfig, registry: CollectorRegistry) -> "PoolWatch | None":
+    """Return the InferencePool whose picker this is, or None. Raises ConfigError."""
+    if not isinstance(config, EppConfig) or not config.cluster.epp_pool:
+        return None
+    from router.discovery.kubernetes.pool_watch import PoolWatch
+    from router.discovery.kubernetes.watching import PREFIX, WATCH_METRICS
+
+    pool = PoolWatch(config.cluster, Random())
+    expose(registry, PREFIX, WATCH_METRICS, pool.watches)
+    return pool
 
 
 def _trace_headers() -> dict[str, str]:

@@ -54,7 +54,7 @@ from router.service.host import CoreHost, Hooks
 
 if TYPE_CHECKING:  # few routers look for engines, or are an OpenAI endpoint too
     from router.discovery.kubernetes.discovery import Discovery
-    from router.discovery.kubernetes.pool_engines import PoolEngines
+    from router.discovery.kubernetes.pool_watch import PoolWatch
     from router.service.openai import RouterEndpoint
 
 
@@ -238,12 +238,12 @@ class RouterService:
             Random(),
         )
 
-    def _make_pool(self) -> "PoolEngines | None":
-        if not self._config.discovery.epp_pool:
+    def _make_pool(self) -> "PoolWatch | None":
+        if not self._config.cluster.epp_pool:
             return None
-        from router.discovery.kubernetes.pool_engines import PoolEngines
+        from router.discovery.kubernetes.pool_watch import PoolWatch
 
-        pool = PoolEngines(self._config.discovery, self._attachments, Random())
+        pool = PoolWatch(self._config.cluster, Random())
         self.host.status.cluster_problem = pool.unready_reason
         return pool
 
@@ -252,10 +252,15 @@ class RouterService:
         if config.discovery == "none" and self._pool is None:
             return None
         from router.discovery.kubernetes.discovery import Discovery, LabelledEngines
+        from router.discovery.kubernetes.pool_engines import PoolEngines
 
         host = self.host
         registrar, registry = host.registrar, host.metrics.registry
-        source = self._pool or LabelledEngines(config, registrar, Random())
+        source: PoolEngines | LabelledEngines
+        if self._pool is not None:
+            source = PoolEngines(self._pool, self._attachments)
+        else:
+            source = LabelledEngines(config, self._config.cluster, registrar, Random())
         return Discovery(config, source, host.registrations, registrar.held, registry)
 
     def _make_openai(self) -> "RouterEndpoint | None":

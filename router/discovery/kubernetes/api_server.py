@@ -20,8 +20,15 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from router.config.discovery import ACCOUNT, DiscoveryConfig
-from router.discovery.kubernetes.objects import Change, ClusterObject, Page, Status
+from router.config.discovery import ACCOUNT, ClusterConfig
+from router.discovery.kubernetes.objects import (
+    Change,
+    ClusterObject,
+    EndpointSlice,
+    Page,
+    Pod,
+    Status,
+)
 from router.errors import ConfigError, KvRouterError
 from router.protocol.values import UNREADABLE
 from router.runtime.security.http_access import HttpAccess
@@ -65,7 +72,13 @@ class Resource(Struct, Generic[Q], frozen=True):
     kind: type[Q]
 
 
-def api_url(config: DiscoveryConfig, environment: Mapping[str, str]) -> str:
+PODS = Resource("pods", "/api/v1/namespaces/{}/pods", Pod)
+SLICES = Resource(
+    "endpointslices", "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", EndpointSlice
+)
+
+
+def api_url(config: ClusterConfig, environment: Mapping[str, str]) -> str:
     """Return the URL of the API server. Raises ConfigError if it is unknown."""
     if config.discovery_api_url:
         return config.discovery_api_url
@@ -77,7 +90,7 @@ def api_url(config: DiscoveryConfig, environment: Mapping[str, str]) -> str:
     return f"https://{host}:{environment.get('KUBERNETES_SERVICE_PORT', '443')}"
 
 
-def namespace_of(config: DiscoveryConfig) -> str:
+def namespace_of(config: ClusterConfig) -> str:
     """Return the namespace to list and watch. Raises ConfigError if it is unknown."""
     if config.discovery_namespace:
         return config.discovery_namespace
@@ -98,7 +111,7 @@ class ApiServer(Generic[Q]):
 
     def __init__(
         self,
-        config: DiscoveryConfig,
+        config: ClusterConfig,
         resource: Resource[Q],
         namespace: str,
         chosen: Mapping[str, str],

@@ -17,15 +17,22 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from router.config.discovery import DiscoveryConfig
+from router.config.discovery import ClusterConfig, DiscoveryConfig
 from router.core.registrations import Registrations
-from router.discovery.kubernetes.api_server import ApiServer, Q, Resource, namespace_of
+from router.discovery.kubernetes.api_server import (
+    PODS,
+    SLICES,
+    ApiServer,
+    Q,
+    Resource,
+    namespace_of,
+)
 from router.discovery.kubernetes.found import OWNER, Found, check_template, found_in, registration
 from router.discovery.kubernetes.objects import EndpointSlice, Pod
-from router.discovery.kubernetes.watching import ClusterWatch, Watches
+from router.discovery.kubernetes.watching import PREFIX, WATCH_METRICS, ClusterWatch, Watches
 from router.discovery.registration import Registrar
 from router.errors import ConfigError, InvalidFieldError, KvRouterError
-from router.runtime.process.metrics import Rows, counter, expose, gauge
+from router.runtime.process.metrics import Rows, expose, gauge
 from router.runtime.process.settings import id_of_name
 
 log = logging.getLogger(__name__)
@@ -37,11 +44,6 @@ SETTLE_S = 0.05
 AGAIN_S = 5.0
 """The delay until a refused registration is retried: a socket may have become free."""
 STATES = ("registered", "refused", "unready", "over_limit")
-
-PODS = Resource("pods", "/api/v1/namespaces/{}/pods", Pod)
-SLICES = Resource(
-    "endpointslices", "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", EndpointSlice
-)
 
 
 class EngineSource(Protocol):
@@ -76,7 +78,13 @@ class EngineSource(Protocol):
 class LabelledEngines:
     """Pods or endpoints with labels: registered by a template, and what their annotation says."""
 
-    def __init__(self, config: DiscoveryConfig, registrar: Registrar, random: Random) -> None:
+    def __init__(
+        self,
+        config: DiscoveryConfig,
+        cluster: ClusterConfig,
+        registrar: Registrar,
+        random: Random,
+    ) -> None:
         """Check the template. Raises ConfigError."""
         self._template = config.discovery_worker
         try:
@@ -84,21 +92,21 @@ class LabelledEngines:
         except InvalidFieldError as error:
             raise ConfigError("discovery_worker", error.reason, error.allowed) from error
         self._registrar = registrar
-        self._namespace = namespace_of(config)
+        self._namespace = namespace_of(cluster)
         self.owner = f"{OWNER}{self._namespace}/"
         self._watch: ClusterWatch[Pod] | ClusterWatch[EndpointSlice] = (
-            self._watched(config, PODS, random)
+            self._watched(cluster, config.discovery_selector, PODS, random)
             if config.discovery == "pods"
-            else self._watched(config, SLICES, random)
+            else self._watched(cluster, config.discovery_selector, SLICES, random)
         )
         self._on_change: Callable[[], None] = lambda: None
         self.watches = Watches(self._watch)
 
     def _watched(
-        self, config: DiscoveryConfig, resource: Resource[Q], random: Random
+        self, cluster: ClusterConfig, selector: str, resource: Resource[Q], random: Random
     ) -> ClusterWatch[Q]:
-        chosen = {"labelSelector": config.discovery_selector}
-        server = ApiServer(config, resource, self._namespace, chosen)
+        chosen = {"labelSelector": selector}
+        server = ApiServer(cluster, resource, self._namespace, chosen)
         return ClusterWatch(server, self._note, random)
 
     @property
@@ -163,7 +171,8 @@ class Discovery:
         self._unready_since_s: dict[str, float] = {}
         self._counts = dict.fromkeys(STATES, 0)
         self._is_tidy = False
-        expose(registry, "kv_router_discovery_", _METRICS, self)
+        expose(registry, PREFIX, _METRICS, self)
+        expose(registry, PREFIX, WATCH_METRICS, source.watches)
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
@@ -285,14 +294,4 @@ def _settings(found: Found) -> tuple[str, str, int]:
 _METRICS: Rows = {
     "workers": gauge("Engines of the cluster, by registration state", "_counts", "state"),
     "workers_max": gauge("Limit of registered engines", "_config.discovery_max_workers"),
-    "synced": gauge(
-        "1 while the known objects are up to date with the cluster", "_source.watches.is_synced"
-    ),
-    "lists": counter("Lists of all objects requested", "_source.watches."),
-    "watches": counter("Watches started", "_source.watches."),
-    "changes": counter("Changes received from watches", "_source.watches."),
-    "forgotten": counter(
-        "Resource versions that the server no longer had (410)", "_source.watches."
-    ),
-    "failures": counter("Requests that failed", "_source.watches."),
 }

@@ -14,6 +14,7 @@ from typing import Any, Generic
 
 from router.discovery.kubernetes.api_server import ApiServer, ApiServerError, GoneError, Q
 from router.errors import ConfigError
+from router.runtime.process.metrics import Rows, counter, gauge
 
 log = logging.getLogger(__name__)
 
@@ -178,3 +179,15 @@ class Watches:
     def failures(self) -> int:
         """Requests that failed."""
         return sum(each.failures for each in self._watches)
+
+
+PREFIX = "kv_router_discovery_"
+WATCH_METRICS: Rows = {
+    "synced": gauge("1 while the known objects are up to date with the cluster", "is_synced"),
+    "lists": counter("Lists of all objects requested"),
+    "watches": counter("Watches started"),
+    "changes": counter("Changes received from watches"),
+    "forgotten": counter("Resource versions that the server no longer had (410)"),
+    "failures": counter("Requests that failed"),
+}
+"""Metrics of `Watches`."""

@@ -7,6 +7,9 @@ import pytest
 
 from router.config.load import load_router
 from router.errors import ConfigError
+from router.forward.config import EppConfig
+from router.forward.service import ForwardService
+from router.runtime.process.settings import configured
 from support.engines.openai_engine import OpenAiEngine
 from support.fleets.direct import DirectRouter
 from support.fleets.gateways import (
@@ -29,6 +32,7 @@ from support.processes.api_server import (
     pool,
     rewrite,
 )
+from support.processes.running import RunningService
 from support.processes.servers import eventually, free_port
 
 pytestmark = pytest.mark.integration
@@ -212,6 +216,35 @@ async def test_pickers_of_a_pool_know_each_others_bookings_without_a_leader(nats
                 await stream.received(2)
                 await eventually(lambda: _has_active(other, 1))
             await eventually(lambda: _has_active(other, 0))
+
+
+async def test_picker_apart_from_its_router_serves_the_pool_as_it_is_in_the_cluster():
+    port, health, picker = free_port(), free_port(), free_port()
+    with FakeApiServer() as server:
+        server.put(pool(port), pod("a", "127.0.0.9"), rewrite("names", (["gpt"], ["m"])))
+        of_cluster = {"discovery_api_url": server.url, "discovery_token_file": ""}
+        async with engines(port, "127.0.0.9"), pooled(server) as (router, _):
+            config = configured(
+                EppConfig,
+                router_url=str(router.client.base_url),
+                http_port=health,
+                epp_port=picker,
+                epp_health_port=0,
+                epp_tls=False,
+                epp_pool="llm/qwen",
+                probe_interval_s=0.0,
+                drain_s=0.0,
+                **of_cluster,
+            )
+            apart = RunningService(ForwardService(config), health)
+            async with apart.running(), Gateway(picker).connected() as gateway:
+                await eventually(lambda: lists(gateway, f"127.0.0.9:{port}"))
+                data = completion(model="gpt")
+                (_, rest) = await answer(gateway, head(), body(data), count=2)
+                assert json.loads(chunks([rest])[0][0])["model"] == "m"
+                server.delete("qwen", POOLS)
+                await eventually(lambda: says(apart, "InferencePool llm/qwen does not exist"))
+                assert await gateway.status() == 2
 
 
 async def _has_active(router, count):
