@@ -227,5 +227,6 @@ def again(request: SelectRequest) -> SelectRequest:
 
 
 def elsewhere(request: SelectRequest, worker_ids: Collection[int]) -> SelectRequest:
-    """Return the request with these workers excluded."""
-    return structs.replace(request, excluded_worker_ids=sorted(worker_ids) or None)
+    """Return the request with these workers excluded, beside those that it excludes itself."""
+    excluded = {*worker_ids, *(request.excluded_worker_ids or ())}
+    return structs.replace(request, excluded_worker_ids=sorted(excluded) or None)

@@ -49,15 +49,18 @@ def _optional(group: str, plural: str, kind: type[Q]) -> Resource[Q]:
 
 
 class _PodEngines(Struct, frozen=True):
-    """The engines of a pod; `ready_urls`: of those that may be chosen."""
+    """The engines of a pod; `ready_at`: the addresses of those that may be chosen."""
 
     pod: Pod
     found: tuple[Found, ...]
-    ready_urls: frozenset[str]
+    ready_at: frozenset[str]
 
 
 class PoolWatch:
-    """One pool: its engines, and what its objectives and rewrites say."""
+    """One pool: its engines, and what its objectives and rewrites say.
+
+    `version`: counts changes of the engines.
+    """
 
     def __init__(self, config: ClusterConfig, random: Random) -> None:
         """Raise ConfigError if the namespace or the API server is unknown."""
@@ -69,7 +72,8 @@ class PoolWatch:
         self._priorities: dict[str, int] = {}
         self._rewrites = NO_REWRITES
         self._by_pod: dict[str, _PodEngines] = {}
-        self._ready_urls: set[str] = set()
+        self._ready_at: set[str] = set()
+        self.version = 0
         self._changed: Callable[[], None] = lambda: None
         only = {"fieldSelector": f"metadata.name={self._name}"}
         self._pools = ClusterWatch(self._server(_POOLS, only), self._take_pool, random)
@@ -132,7 +136,8 @@ class PoolWatch:
                 before = known.get(name)
                 is_same = before is not None and (before.pod is pod or before.pod == pod)
                 self._by_pod[name] = before if is_same and before else _engines_of(pool, pod)
-        self._ready_urls = set().union(*(each.ready_urls for each in self._by_pod.values()))
+        self._ready_at = set().union(*(each.ready_at for each in self._by_pod.values()))
+        self.version += 1
         self._changed()
 
     def _take_objectives(self) -> None:
@@ -169,9 +174,9 @@ class PoolWatch:
             return f"the pods of {pool} are not known yet: {self._pods.problem or 'not listed'}"
         return None
 
-    def is_ready(self, url: str) -> bool:
-        """Return whether an engine of the pool is ready. O(1)."""
-        return url in self._ready_urls
+    def is_ready(self, address: str) -> bool:
+        """Return whether the engine at `ip:port` is of the pool, and ready. O(1)."""
+        return address in self._ready_at
 
     def priority(self, objective: str) -> int | None:
         """Return the priority of an InferenceObjective of the pool; None for an unknown one."""
@@ -196,10 +201,10 @@ def url_of(found: Found) -> EngineUrl:
 def _engines_of(pool: InferencePool, pod: Pod) -> _PodEngines:
     found = tuple(endpoints_of(pool, pod))
     ready = (each for each in found if each.is_ready and not each.is_ending)
-    return _PodEngines(pod, found, frozenset(_urls(ready)))
+    return _PodEngines(pod, found, frozenset(_addresses(ready)))
 
 
-def _urls(found: Iterable[Found]) -> Iterator[str]:
+def _addresses(found: Iterable[Found]) -> Iterator[str]:
     for each in found:
         with suppress(InvalidFieldError):
-            yield url_of(each).url
+            yield url_of(each).url.removeprefix("http://")

@@ -30,6 +30,7 @@ from router.forward.picker.steering import (
     steering_in,
 )
 from router.forward.picker.stream import GatewayHead
+from router.forward.placement import elsewhere
 from router.forward.prefill.remote_prefill import PrefillRequest
 from router.forward.prefill.router import PrefillRouter
 from router.forward.preparation import Preparation, PreparedRequest, read_request
@@ -228,10 +229,11 @@ class GatewayPlacement:
         return structs.replace(request, **fields)
 
     def _limited(self, request: SelectRequest, admitted: Admitted) -> SelectRequest:
-        """Return the request within its subset. Raises NoEndpointsError if that is empty."""
+        """Return the request within its pool and subset. Raises NoEndpointsError for none."""
         found = admitted.members
         if found is None:
-            return request
+            outsiders = self._pool.outsiders()
+            return elsewhere(request, outsiders) if outsiders else request
         worker_ids = {each.worker_id for each in found}
         if request.allowed_worker_ids is not None:
             worker_ids &= set(request.allowed_worker_ids)

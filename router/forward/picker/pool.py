@@ -1,6 +1,6 @@
 """The endpoints of a gateway's pool: addresses, each with the rank that listens there."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import compress
 from typing import Protocol
 
@@ -42,15 +42,20 @@ class PoolView(Protocol):
     def model(self, asked: str) -> str | None:
         """Return the model that takes the place of one that was asked for; None: the same."""
 
+    def outsiders(self) -> Collection[int]:
+        """Return the workers of the router that are none of the pool, or not ready. O(1)."""
+
 
 class ClusterPool(Protocol):
-    """An InferencePool of a Kubernetes cluster. Engines are named by their URLs."""
+    """An InferencePool of a Kubernetes cluster. `version`: counts changes of its engines."""
+
+    version: int
 
     def unready_reason(self) -> str | None:
         """Return why its engines are not known, or None."""
 
-    def is_ready(self, url: str) -> bool:
-        """Return whether an engine is of the pool, and ready."""
+    def is_ready(self, address: str) -> bool:
+        """Return whether the engine at `ip:port` is of the pool, and ready."""
 
     def priority(self, objective: str) -> int | None:
         """Return the priority of an objective of the pool; None for an unknown one."""
@@ -92,6 +97,15 @@ class RouterPool:
         """Return None: a router renames no model."""
         return None
 
+    def outsiders(self) -> Collection[int]:
+        """Return no worker: all are of the pool."""
+        return ()
+
+    @property
+    def version(self) -> int:
+        """The count of changes of the workers."""
+        return self._roster.version
+
 
 class KubernetesPool:
     """The workers of a router that are ready in a pool of a cluster.
@@ -99,11 +113,13 @@ class KubernetesPool:
     `listed`: all workers, with the priorities of objectives that the cluster does not have.
     """
 
-    __slots__ = ("_cluster", "_listed")
+    __slots__ = ("_cluster", "_listed", "_outsiders", "_versions")
 
     def __init__(self, listed: RouterPool, cluster: ClusterPool) -> None:
         self._listed = listed
         self._cluster = cluster
+        self._outsiders: list[int] = []
+        self._versions = (-1, -1)
 
     def unready_reason(self) -> str | None:
         """Return why the pool or the workers are not known yet, or None."""
@@ -111,7 +127,7 @@ class KubernetesPool:
 
     def endpoints(self) -> Iterator[PoolEndpoint]:
         """Yield the endpoints of the workers that are ready in the pool."""
-        return (each for each in self._listed.endpoints() if self._cluster.is_ready(each.url))
+        return (each for each in self._listed.endpoints() if self._cluster.is_ready(each.address))
 
     def endpoint(self, worker_id: int, dp_rank: int, url: str) -> PoolEndpoint:
         """Return the endpoint of a worker. Raises InvalidFieldError for an invalid URL."""
@@ -125,6 +141,19 @@ class KubernetesPool:
     def model(self, asked: str) -> str | None:
         """Return the model that takes the place of one that was asked for; None: the same."""
         return self._cluster.model(asked)
+
+    def outsiders(self) -> Collection[int]:
+        """Return the workers that no gateway of the pool reaches. O(1), after changes O(workers).
+
+        A gateway that does not know a chosen endpoint sends the request to any other.
+        """
+        versions = (self._listed.version, self._cluster.version)
+        if self._versions != versions:
+            self._versions = versions
+            ready = self._cluster.is_ready
+            listed = self._listed.endpoints()
+            self._outsiders = [e.worker_id for e in listed if not ready(e.address)]
+        return self._outsiders
 
 
 def address_of(url: str) -> str:

@@ -44,7 +44,7 @@ class ListedWorker(Struct, frozen=True):
 
 
 class WorkerList:
-    """The workers that are known now, by id.
+    """The workers that are known now, by id. `version`: counts changes of them.
 
     `names`: all names of their models. `problem`: why the list could not be refreshed the last
     time, or None.
@@ -57,6 +57,7 @@ class WorkerList:
         self._models: set[str] = set()
         self.names = ModelNames()
         self.workers: dict[int, ListedWorker] = {}
+        self.version = 0
         self._listed: set[str] = set()
         self._rank_counts: Counter[int] = Counter()
         self.problem: str | None = "the router has not sent its list of workers yet"
@@ -127,6 +128,7 @@ class WorkerList:
         self._models |= self._listed | self.names.all.keys()
         for worker_id in self.workers.keys() - models.keys():
             del self.workers[worker_id], self._checked_s[worker_id]
+            self.version += 1
         for worker_id in self._due(models):
             await self._look_up(worker_id, models[worker_id])
 
@@ -150,7 +152,7 @@ class WorkerList:
             except KvRouterError:
                 continue
             self._checked_s[worker_id] = time.monotonic()
-            self.workers[worker_id] = ListedWorker(
-                worker_id, model, chosen.endpoint, chosen.block_size
-            )
+            listed = ListedWorker(worker_id, model, chosen.endpoint, chosen.block_size)
+            self.version += self.workers.get(worker_id) != listed
+            self.workers[worker_id] = listed
             return

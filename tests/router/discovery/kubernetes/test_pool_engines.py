@@ -224,6 +224,8 @@ async def test_picker_apart_from_its_router_serves_the_pool_as_it_is_in_the_clus
         server.put(pool(port), pod("a", "127.0.0.9"), rewrite("names", (["gpt"], ["m"])))
         of_cluster = {"discovery_api_url": server.url, "discovery_token_file": ""}
         async with engines(port, "127.0.0.9"), pooled(server) as (router, _):
+            other = {"worker_id": 2, "endpoint": "http://10.0.0.2:8000", "block_size": 4}
+            await router.post("/workers", {**other, "model_name": "m"})
             config = configured(
                 EppConfig,
                 router_url=str(router.client.base_url),
@@ -236,12 +238,14 @@ async def test_picker_apart_from_its_router_serves_the_pool_as_it_is_in_the_clus
                 drain_s=0.0,
                 **of_cluster,
             )
+            await sees(router, f"127.0.0.9:{port}", "10.0.0.2:8000")
             apart = RunningService(ForwardService(config), health)
             async with apart.running(), Gateway(picker).connected() as gateway:
                 await eventually(lambda: lists(gateway, f"127.0.0.9:{port}"))
                 data = completion(model="gpt")
                 (_, rest) = await answer(gateway, head(), body(data), count=2)
                 assert json.loads(chunks([rest])[0][0])["model"] == "m"
+                assert {await _chosen(gateway, n) for n in range(6)} == {f"127.0.0.9:{port}"}
                 server.delete("qwen", POOLS)
                 await eventually(lambda: says(apart, "InferencePool llm/qwen does not exist"))
                 assert await gateway.status() == 2
