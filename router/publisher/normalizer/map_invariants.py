@@ -39,7 +39,8 @@ def check_rows(
     _check_retired_rows(state, parsed)
     _check_slots(slots, {number: keys[number - 1] for number in parsed})
     contexts = Counter(row.meta & _LOW for row in parsed.values() if row.is_named)
-    assert {n: count for n, count in enumerate(uses.tolist()) if count} == dict(contexts)
+    used = np.flatnonzero(uses)
+    assert dict(zip(used.tolist(), uses[used].tolist(), strict=True)) == dict(contexts)
     free, number = 0, int(state[r.FREE_ROW])
     while number:
         assert number not in parsed

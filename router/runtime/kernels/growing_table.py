@@ -8,8 +8,6 @@ from router.runtime.kernels.reserved_memory import PreviousTable
 
 Words = npt.NDArray[np.uint64]
 
-_MASK = (1 << 64) - 1
-
 
 class GrowingTable:
     """The slots of a table, and those of the former one while they move.
@@ -64,21 +62,21 @@ class GrowingTable:
             self._check_part(int(table.FORMER), self.former.slots, multiplier)
 
     def _check_part(self, part: int, slots: Words, multiplier: int) -> None:
-        shift, rows = int(self._header[part + int(table.SHIFT)]), slots.tolist()
-        for position, row in enumerate(rows):
-            if row[self._mark]:
-                spread = row[0] * multiplier & _MASK
-                assert self._part_of(spread) == part
-                home = spread >> shift
-                while home != position:
-                    assert rows[home][self._mark]
-                    home = (home + 1) % len(rows)
+        positions = np.flatnonzero(slots[:, self._mark])
+        spreads = slots[positions, 0] * np.uint64(multiplier)  # modulo 2**64
+        assert (self._parts_of(spreads) == part).all()
+        shift = self._header[part + int(table.SHIFT)]
+        homes = (spreads >> shift).astype(np.int64)
+        is_empty = np.tile(slots[:, self._mark] == 0, 2)
+        empty_before = np.cumsum(is_empty) - is_empty
+        ends = np.where(positions < homes, positions + len(slots), positions)
+        assert (empty_before[ends] == empty_before[homes]).all()
 
-    def _part_of(self, spread: int) -> int:
+    def _parts_of(self, spreads: Words) -> npt.NDArray[np.int64]:
         former, moved = int(table.FORMER), int(self._header[table.MOVED])
         if moved == int(table.ALL):
-            return int(table.PRESENT)
-        home = spread >> int(self._header[former + int(table.SHIFT)])
-        distance = home - int(self._header[table.START])
-        is_behind = distance & int(self._header[former + int(table.LAST)]) >= moved
-        return former if is_behind else int(table.PRESENT)
+            return np.full(len(spreads), int(table.PRESENT))
+        homes = spreads >> self._header[former + int(table.SHIFT)]
+        distances = homes - self._header[table.START]  # modulo 2**64
+        is_behind = distances & self._header[former + int(table.LAST)] >= moved
+        return np.where(is_behind, former, int(table.PRESENT))
