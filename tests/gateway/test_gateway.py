@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import random
 from contextlib import asynccontextmanager
 
 import httpx
@@ -14,6 +16,9 @@ from support.processes.running import RunningRouter
 from support.processes.servers import eventually, free_port
 
 pytestmark = pytest.mark.gateway
+
+CHAOS_S = float(os.environ.get("GATEWAY_CHAOS_S", "6"))
+"""600 by hand: `make test-gateway GATEWAY_CHAOS_S=600`."""
 
 COMPLETION = {"model": "default", "prompt": [1, 2, 3, 4, 5], "max_tokens": 4}
 LIMITS = httpx.Limits(max_connections=2000)
@@ -180,12 +185,33 @@ async def test_endpoint_that_the_gateway_does_not_know_is_booked_where_it_is_ser
             task.cancel()
 
 
-async def test_two_hundred_requests_at_once_are_all_answered_and_freed(tmp_path):
+async def test_thousand_requests_in_flight_are_all_answered_and_freed(tmp_path):
+    are_all_there = asyncio.Event()
+
+    async def waits(engine, writer):
+        await are_all_there.wait()
+        await answers(engine, writer)
+
     # Health checks of a second would fail: clients, engines and picker share one process here.
-    async with fleet(tmp_path, answers, {"is_checked": False}) as found:
-        prompts = [[number, *range(200)] for number in range(200)]
-        answered = await asyncio.gather(*(found.post(prompt=each) for each in prompts))
-        assert {each.status_code for each in answered} == {200}
+    async with fleet(tmp_path, waits, {"is_checked": False}) as found:
+        bodies = [{**COMPLETION, "prompt": [number, *range(200)]} for number in range(1000)]
+        asking = [asyncio.create_task(_status(found.envoy.port, each)) for each in bodies]
+        await found.until_active(1000)
+        are_all_there.set()
+        assert set(await asyncio.gather(*asking)) == {b"200"}
+        await found.until_free()
+
+
+async def _status(port, body):
+    """The status of a request on a connection of its own; a pool visits all of a thousand."""
+    content = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head.encode() + content)
+    answer = await reader.read()
+    writer.close()
+    return answer.split()[1]
 
 
 async def test_engine_that_refuses_before_it_has_read_a_long_body_is_heard(tmp_path):
@@ -349,3 +375,70 @@ async def test_stalled_picker_holds_requests_until_it_goes_on(processes, tmp_pat
             return await found.active_requests(client) == 0
 
         await eventually(is_free)
+
+
+class Chaos:
+    """Clients that ask, wait or vanish, before a gateway and a picker that are killed or stall."""
+
+    def __init__(self, processes, envoy, client, seed=1):
+        self.processes, self.envoy, self.client = processes, envoy, client
+        self.random = random.Random(seed)
+        self.statuses = set()
+
+    async def clients(self):
+        while True:
+            body = {**COMPLETION, "prompt": [self.random.randrange(9) for _ in range(40)]}
+            patience_s = self.random.choice((0.002, 0.02, 0.2, 5.0))
+            try:
+                async with asyncio.timeout(patience_s):
+                    answer = await self.client.post(f"{self.envoy.url}/v1/completions", json=body)
+                    self.statuses.add(answer.status_code)
+            except (TimeoutError, httpx.HTTPError):
+                await asyncio.sleep(0.005)
+
+    async def faults(self):
+        while True:
+            await asyncio.sleep(self.random.uniform(0.3, 1.0))
+            fault = self.random.choice((self._stall, self._restart_picker, self._restart_envoy))
+            await fault()
+
+    async def _stall(self):
+        self.processes.picker.pause()
+        await asyncio.sleep(self.random.uniform(0.1, 0.6))
+        self.processes.picker.go_on()
+
+    async def _restart_picker(self):
+        self.processes.picker.kill()
+        await asyncio.sleep(0.2)
+        self.processes.picker.start()
+
+    async def _restart_envoy(self):
+        self.envoy.restart()
+
+
+async def test_chaos_leaves_no_booking(processes, tmp_path):
+    found, client, engines = processes
+    async with Envoy(tmp_path, found.port, engines, is_checked=False).running() as envoy:
+        chaos = Chaos(found, envoy, client)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(chaos.clients()) for _ in range(16)]
+            tasks.append(group.create_task(chaos.faults()))
+            await asyncio.sleep(CHAOS_S)
+            for task in tasks:
+                task.cancel()
+        found.picker.go_on()
+        assert 200 in chaos.statuses
+
+        async def is_free():
+            return await found.active_requests(client) == 0
+
+        await eventually(is_free)
+        answer = await client.post(f"{envoy.url}/v1/completions", json=COMPLETION)
+        assert answer.status_code == 200
+        await eventually(is_free)
+        metrics = (await client.get(f"{found.metrics}/metrics")).text.splitlines()
+        held = [line for line in metrics if line.startswith(HELD)]
+        assert [float(line.rpartition(" ")[2]) for line in held] == [0.0] * len(HELD)
+
+
+HELD = ("kv_router_epp_streams ", "kv_router_epp_bookings ", "kv_router_epp_body_bytes ")

@@ -27,7 +27,7 @@ class Upstream:
 
     @asynccontextmanager
     async def running(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=4096)
         try:
             yield self
         finally:

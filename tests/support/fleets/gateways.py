@@ -438,6 +438,11 @@ class Envoy:
         with self._log.open("ab") as log:
             self.popen = subprocess.Popen(command, stdout=log, stderr=log)
 
+    def restart(self):
+        """Kill it, and start it at the same ports."""
+        self.kill()
+        self._start()
+
     def kill(self):
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGKILL)
