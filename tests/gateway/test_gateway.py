@@ -432,9 +432,11 @@ async def test_chaos_leaves_no_booking(processes, tmp_path):
         async def is_free():
             return await found.active_requests(client) == 0
 
-        await eventually(is_free)
-        answer = await client.post(f"{envoy.url}/v1/completions", json=COMPLETION)
-        assert answer.status_code == 200
+        async def is_served():  # a picker may have been started last
+            answer = await client.post(f"{envoy.url}/v1/completions", json=COMPLETION)
+            return answer.status_code == 200
+
+        await eventually(is_served)
         await eventually(is_free)
         metrics = (await client.get(f"{found.metrics}/metrics")).text.splitlines()
         held = [line for line in metrics if line.startswith(HELD)]
