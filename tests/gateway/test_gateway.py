@@ -208,10 +208,12 @@ async def _status(port, body):
     head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(head.encode() + content)
-    answer = await reader.read()
-    writer.close()
-    return answer.split()[1]
+    try:
+        writer.write(head.encode() + content)
+        answer = await reader.read()
+    finally:
+        writer.close()
+    return answer.split()[1] if answer else b""
 
 
 async def test_engine_that_refuses_before_it_has_read_a_long_body_is_heard(tmp_path):
@@ -380,8 +382,8 @@ async def test_stalled_picker_holds_requests_until_it_goes_on(processes, tmp_pat
 class Chaos:
     """Clients that ask, wait or vanish, before a gateway and a picker that are killed or stall."""
 
-    def __init__(self, processes, envoy, client, seed=1):
-        self.processes, self.envoy, self.client = processes, envoy, client
+    def __init__(self, processes, envoy, seed=1):
+        self.processes, self.envoy = processes, envoy
         self.random = random.Random(seed)
         self.statuses = set()
 
@@ -391,9 +393,8 @@ class Chaos:
             patience_s = self.random.choice((0.002, 0.02, 0.2, 5.0))
             try:
                 async with asyncio.timeout(patience_s):
-                    answer = await self.client.post(f"{self.envoy.url}/v1/completions", json=body)
-                    self.statuses.add(answer.status_code)
-            except (TimeoutError, httpx.HTTPError):
+                    self.statuses.add(await _status(self.envoy.port, body))
+            except (TimeoutError, OSError):
                 await asyncio.sleep(0.005)
 
     async def faults(self, seconds):
@@ -421,13 +422,13 @@ class Chaos:
 async def test_chaos_leaves_no_booking(processes, tmp_path):
     found, client, engines = processes
     async with Envoy(tmp_path, found.port, engines, is_checked=False).running() as envoy:
-        chaos = Chaos(found, envoy, client)
+        chaos = Chaos(found, envoy)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(chaos.clients()) for _ in range(16)]
             await chaos.faults(CHAOS_S)
             for task in tasks:
                 task.cancel()
-        assert 200 in chaos.statuses
+        assert b"200" in chaos.statuses
 
         async def is_free():
             return await found.active_requests(client) == 0
