@@ -54,6 +54,10 @@ class Handler(Protocol):
         """The limit of the next message."""
         ...
 
+    def expects(self, size_bytes: int) -> None:
+        """Note that a message of this size has begun, and is held until it is whole."""
+        ...
+
     def received(self, message: bytes) -> None:
         """Handle a message."""
         ...
@@ -138,6 +142,7 @@ class GrpcStream:
             if not self._may_receive(size_bytes, is_compressed=data[start] != 0):
                 return
             if behind + size_bytes > end:
+                self.handler.expects(size_bytes)
                 self._hold(data[start:], behind + size_bytes - start)
                 return
             start = behind + size_bytes
@@ -199,6 +204,9 @@ class _Unknown:
 
     def __init__(self, stream: GrpcStream) -> None:
         stream.finish(UNIMPLEMENTED)
+
+    def expects(self, size_bytes: int) -> None:
+        """Do nothing."""
 
     def received(self, message: bytes) -> None:
         """Do nothing: the stream is over."""

@@ -78,6 +78,11 @@ class Picker:
         self.check_bodies(head.length_bytes)
         return admitted
 
+    @property
+    def room_bytes(self) -> int:
+        """The bytes of bodies that may still be held."""
+        return max(self.limits.bodies_limit_bytes - self.body_bytes, 0)
+
     def check_bodies(self, more_bytes: int = 0) -> None:
         """Raise TooMuchAtOnceError if all bodies, and `more_bytes`, are beyond their limit."""
         if self.body_bytes + more_bytes > self.limits.bodies_limit_bytes:
@@ -114,6 +119,7 @@ class PickerCall:
         "_admitted",
         "_booking_id",
         "_ended",
+        "_expected_bytes",
         "_held_bytes",
         "_is_beyond_limit",
         "_is_closed",
@@ -133,7 +139,7 @@ class PickerCall:
         self._booking_id = f"{getrandbits(128):032x}"
         self._admitted: Admitted | None = None
         self._placing: asyncio.Task[None] | None = None
-        self._held_bytes = 0
+        self._held_bytes = self._expected_bytes = 0
         self._is_beyond_limit = picker.open_streams > picker.limits.max_streams
         self._is_closed = False
         self._path = ""
@@ -146,11 +152,20 @@ class PickerCall:
         """The limit of the next message: of the headers alone, until they are admitted."""
         limits = self._picker.limits
         most_bytes = 2 * limits.head.header_limit_bytes + _AROUND_BYTES
-        return most_bytes if self._admitted is None else most_bytes + limits.body_limit_bytes
+        if self._admitted is None:
+            return most_bytes
+        if self._state.is_settled:  # a part of an answer
+            return most_bytes + limits.body_limit_bytes
+        return most_bytes + min(limits.body_limit_bytes, self._picker.room_bytes)
+
+    def expects(self, size_bytes: int) -> None:
+        """Count a message that is held until it is whole."""
+        self._expected_bytes = size_bytes
+        self._note_held()
 
     def received(self, message: bytes) -> None:
         """Answer a message, or begin to place the request that is complete with it."""
-        state = self._state
+        state, self._expected_bytes = self._state, 0
         try:
             answers = state.receive(message)
             if state.is_waiting or self._placing is None:
@@ -159,6 +174,7 @@ class PickerCall:
                 self._stream.send(answers)
         except KvRouterError as error:
             self._refuse(error)
+        self._note_held()
         if state.response is not None and self._ended == "no_answer":
             self._ended = "answered"
             self._picker.requests.answered(self._booking_id, state.response)
@@ -199,6 +215,8 @@ class PickerCall:
         limits = self._picker.limits
         if self._admitted is None:
             self._refuse(HeadersTooLargeError(limits.head))
+        elif self._picker.room_bytes < limits.body_limit_bytes:
+            self._refuse(TooMuchAtOnceError(limits.bodies_limit_bytes))
         else:
             self._refuse(BodyTooLargeError(limits.body_limit_bytes))
 
@@ -213,7 +231,9 @@ class PickerCall:
         self._note_held()
 
     def _note_held(self) -> None:
-        held_bytes = self._state.held_bytes
+        if self._is_closed:
+            return
+        held_bytes = self._state.held_bytes + self._expected_bytes
         self._picker.body_bytes += held_bytes - self._held_bytes
         self._held_bytes = held_bytes
 
@@ -245,6 +265,9 @@ class AccessLogCall:
     def __init__(self, requests: PlacedRequests, stream: GrpcStream) -> None:
         self._requests = requests
         self._stream = stream
+
+    def expects(self, size_bytes: int) -> None:
+        """Do nothing: a gateway has few of these streams."""
 
     def received(self, message: bytes) -> None:
         """Note the ends of requests."""

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from h2.connection import H2Connection
 
 from router.forward.picker.answers import BOOKING
 from router.forward.picker.wire.kv_router_picker_pb2 import AccessLogs, ProcessingRequest
@@ -23,7 +24,7 @@ from support.fleets.gateways import (
     set_headers,
 )
 from support.processes.running import RunningRouter
-from support.processes.servers import eventually, free_port
+from support.processes.servers import equals, eventually, free_port
 from support.values.token_files import token_lines, token_of
 
 ENDPOINTS = {1: "http://10.0.0.1:8000", 2: "http://10.0.0.2:8000"}
@@ -338,3 +339,32 @@ async def test_vanished_client_of_a_waiting_request_takes_nothing():
 
         await eventually(is_over)
         assert await picked.metric('requests_total{ended="unplaced"}') == 2
+
+
+async def test_part_of_a_message_counts_among_the_bodies_that_are_held():
+    limits = {"body_limit_bytes": 1_000_000, "bodies_limit_bytes": 1_500_000}
+    async with picking(**limits) as picked:
+        _, writer = await asyncio.open_connection(*picked.gateway.target.split(":"))
+        http = H2Connection()
+        http.initiate_connection()
+        _begin_body(http, 900_000)
+        writer.write(http.data_to_send())
+        await eventually(lambda: equals(picked.metric("body_bytes"), 900_000))
+        _begin_body(http, 900_000)
+        writer.write(http.data_to_send())
+        refused = 'refusals_total{code="too_much_at_once"}'
+        await eventually(lambda: equals(picked.metric(refused), 1))
+        assert await picked.metric("body_bytes") == 900_000
+        writer.close()
+        await writer.wait_closed()
+        await eventually(lambda: equals(picked.metric("body_bytes"), 0))
+
+
+def _begin_body(http, size_bytes):
+    """Send the headers of a request, and the begin of a message of this size."""
+    stream, message = http.get_next_available_stream_id(), head().SerializeToString()
+    path = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+    pseudo = {":method": "POST", ":scheme": "http", ":authority": "picker", ":path": path}
+    http.send_headers(stream, [*pseudo.items(), ("content-type", "application/grpc")])
+    prefixed = b"\0" + len(message).to_bytes(4, "big") + message
+    http.send_data(stream, prefixed + b"\0" + size_bytes.to_bytes(4, "big") + bytes(10_000))
