@@ -273,6 +273,9 @@ class Undecided:
     def ended(self) -> None:
         self._stream.finish()
 
+    def expects(self, size_bytes: int) -> None:
+        """Do nothing."""
+
     def oversized(self) -> None:
         raise AssertionError
 

@@ -19,6 +19,9 @@ class Echo:
 
     limit_bytes = 2_000_000
 
+    def expects(self, size_bytes):
+        assert size_bytes <= self.limit_bytes
+
     def received(self, message):
         if message == b"fail":
             raise RuntimeError("a bug")
