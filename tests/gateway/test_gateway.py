@@ -281,22 +281,11 @@ class Processes:
         for worker_id, engine in enumerate(self.engines, 1):
             worker = {"worker_id": worker_id, "endpoint": engine.url, "block_size": 4}
 
-            async def is_registered(worker=worker):
-                try:
-                    answer = await client.post(f"{self._at}/workers", json=worker)
-                except httpx.HTTPError:
-                    return False
-                return answer.status_code == 201
+            def registering(worker=worker):
+                return client.post(f"{self._at}/workers", json=worker)
 
-            await eventually(is_registered)
-
-        async def is_ready():
-            try:
-                return (await client.get(f"{self.metrics}/ready")).status_code == 200
-            except httpx.HTTPError:
-                return False
-
-        await eventually(is_ready)
+            await eventually(lambda ask=registering: is_answered(ask(), 201))
+        await eventually(lambda: is_answered(client.get(f"{self.metrics}/ready")))
 
     @property
     def _at(self):
@@ -433,18 +422,22 @@ async def test_chaos_leaves_no_booking(processes, tmp_path):
         async def is_free():
             return await found.active_requests(client) == 0
 
-        async def is_served():  # picker or Envoy may have been started last
-            try:
-                answer = await client.post(f"{envoy.url}/v1/completions", json=COMPLETION)
-            except httpx.HTTPError:
-                return False
-            return answer.status_code == 200
+        def completing():
+            return client.post(f"{envoy.url}/v1/completions", json=COMPLETION)
 
-        await eventually(is_served)
+        await eventually(lambda: is_answered(completing()))  # the picker, or Envoy, may start yet
         await eventually(is_free)
         metrics = (await client.get(f"{found.metrics}/metrics")).text.splitlines()
         held = [line for line in metrics if line.startswith(HELD)]
         assert [float(line.rpartition(" ")[2]) for line in held] == [0.0] * len(HELD)
+
+
+async def is_answered(request, status=200):
+    """Whether a request is answered with this status; a server may be away."""
+    try:
+        return (await request).status_code == status
+    except httpx.HTTPError:
+        return False
 
 
 HELD = ("kv_router_epp_streams ", "kv_router_epp_bookings ", "kv_router_epp_body_bytes ")

@@ -71,8 +71,7 @@ def _active_ports(metadata: Metadata) -> set[int] | None:
 
 def _said(metadata: Metadata) -> str:
     """Return the ports of event sockets and the role that a pod names, as options of a URL."""
-    named = {"events": EVENTS_PORT, "replay": REPLAY_PORT}
-    found = {name: metadata.annotations.get(key, "").strip() for name, key in named.items()}
+    found = {n: metadata.annotations.get(_KEYS[n], "").strip() for n in ("events", "replay")}
     found["role"] = _ROLES.get(metadata.labels.get(ROLE, ""), "")
     return ";".join(f"{name}={value}" for name, value in found.items() if value)
 

@@ -69,7 +69,7 @@ class ClusterWatch(Generic[Q]):
                 log.info("discovery lists again: %s", error)
                 await self._pause(failed=False)
             except (ApiServerError, ConfigError) as error:
-                if self._is_optional and getattr(error, "status", None) == NOT_FOUND:
+                if self._is_optional and _is_unknown_kind(error):
                     await self._await_kind()
                 else:
                     await self._fail(error)
@@ -101,8 +101,8 @@ class ClusterWatch(Generic[Q]):
         except GoneError:
             raise
         except (ApiServerError, ConfigError) as error:
-            if getattr(error, "status", None) == NOT_FOUND:
-                raise  # the cluster does not know this kind any more
+            if _is_unknown_kind(error):
+                raise
             await self._fail(error)
             return version
         if time.monotonic() - began_s < STEADY_S:
@@ -127,7 +127,7 @@ class ClusterWatch(Generic[Q]):
         if not self.was_listed:
             log.info("discovery: the cluster does not know %s", self._server.resource.name)
         self._replace(())
-        await asyncio.sleep(LONGEST_PAUSE_S * (0.5 + self._random.random() / 2))
+        await self._sleep(LONGEST_PAUSE_S)
 
     async def _fail(self, error: Exception) -> None:
         self.failures += 1
@@ -140,8 +140,16 @@ class ClusterWatch(Generic[Q]):
     async def _pause(self, *, failed: bool) -> None:
         """Sleep for a delay that doubles with each failure, with jitter."""
         self._failures = self._failures + 1 if failed else 0
-        longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures, 10))
+        await self._sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures, 10)))
+
+    async def _sleep(self, longest_s: float) -> None:
+        """Wait for half of a time to all of it, so that routers do not ask in step."""
         await asyncio.sleep(longest_s * (0.5 + self._random.random() / 2))
+
+
+def _is_unknown_kind(error: ApiServerError | ConfigError) -> bool:
+    """Return whether the cluster does not know the kind of objects, or no longer does."""
+    return isinstance(error, ApiServerError) and error.status == NOT_FOUND
 
 
 class Watches:

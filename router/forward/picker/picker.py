@@ -168,13 +168,13 @@ class PickerCall:
         state, self._expected_bytes = self._state, 0
         try:
             answers = state.receive(message)
+            self._note_held()
             if state.is_waiting or self._placing is None:
                 self._take_request(state)
             if answers:
                 self._stream.send(answers)
         except KvRouterError as error:
             self._refuse(error)
-        self._note_held()
         if state.response is not None and self._ended == "no_answer":
             self._ended = "answered"
             self._picker.requests.answered(self._booking_id, state.response)
@@ -191,7 +191,6 @@ class PickerCall:
             if self._is_beyond_limit:
                 raise TooManyRequestsError(self._picker.limits.max_streams)
             self._admitted = self._picker.admitted(state.head)
-        self._note_held()
         self._picker.check_bodies()
         if state.is_complete:
             self._timer.cancel()
