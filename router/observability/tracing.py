@@ -8,7 +8,6 @@ are attributes. Spans that the collector does not accept in time are dropped and
 
 import asyncio
 import gzip
-import threading
 import time
 import zlib
 from collections import deque
@@ -74,6 +73,7 @@ class Tracer:
         self._root, self._child = _Form(resource, None), _Form(resource, _CALLER)
         self._batch = self._root.empty_batch()
         self._sender = _Sender(endpoint, self._root.example)
+        self._sending = asyncio.Lock()
         self.spans = {"sent": 0, "failed": 0, "dropped": 0}
 
     def wants_this(self) -> bool:
@@ -113,20 +113,21 @@ class Tracer:
         try:
             while True:
                 await next_tick(SEND_INTERVAL_S)
-                await self._send()
+                await asyncio.shield(self._send())
         finally:
-            await asyncio.shield(self._send())
+            await asyncio.shield(self._send())  # after a batch that is under way
             self._sender.close()
 
     async def _send(self) -> None:
         """Send what waits now; stop if a batch fails, which may have taken `SEND_TIMEOUT_S`."""
-        waiting, is_sent = len(_spans(self._batch)) + len(self._queue), True
-        while waiting > 0 and is_sent:
-            await self._encode()
-            batch, self._batch = self._batch, self._root.empty_batch()
-            is_sent = await asyncio.to_thread(self._sender.send, batch)
-            self.spans["sent" if is_sent else "failed"] += len(_spans(batch))
-            waiting -= BATCH_SPANS
+        async with self._sending:
+            waiting, is_sent = len(_spans(self._batch)) + len(self._queue), True
+            while waiting > 0 and is_sent:
+                await self._encode()
+                batch, self._batch = self._batch, self._root.empty_batch()
+                is_sent = await asyncio.to_thread(self._sender.send, batch)
+                self.spans["sent" if is_sent else "failed"] += len(_spans(batch))
+                waiting -= BATCH_SPANS
 
     async def _encode(self) -> None:
         """Fill the batch. Requests are served between the slices."""
@@ -196,7 +197,7 @@ class _Form:
 
 
 class _Sender:
-    """A sender of encoded spans, on any thread: the SDK's exporter, with its settings and retries.
+    """A sender of encoded spans: the SDK's exporter, with its settings and retries.
 
     The exporter takes spans, and encodes them; the session replaces its message.
     """
@@ -207,13 +208,11 @@ class _Sender:
         self._exporter = OTLPSpanExporter(
             endpoint=endpoint, timeout=SEND_TIMEOUT_S, session=self._session
         )
-        self._sending = threading.Lock()
 
     def send(self, batch: ExportTraceServiceRequest) -> bool:
-        """Send a batch, after any other. Returns False if the collector did not accept it."""
-        with self._sending:
-            self._session.message = batch.SerializeToString()
-            return self._exporter.export([self._example]) is SpanExportResult.SUCCESS
+        """Send a batch, one at a time. Returns False if the collector did not accept it."""
+        self._session.message = batch.SerializeToString()
+        return self._exporter.export([self._example]) is SpanExportResult.SUCCESS
 
     def close(self) -> None:
         """Close the connection."""

@@ -3,7 +3,9 @@
 An iteration of the loop reads a request of each connection that has sent any, and then writes all
 responses. So an iteration with many responses is one for which many requests have waited.
 
-    all iterations of LATE_FOR_S are late ─▶ overloaded ─▶ few refused in WINDOW_S ─▶ as before
+    late, and all for LATE_FOR_S after it ─▶ overloaded ─▶ few refused in WINDOW_S ─▶ as before
+
+A single late iteration is no overload, however long it was: the process may have been suspended.
 
 While overloaded, an iteration admits new work for ADMITTING_S, and refuses the rest of it, so that
 admitted requests are answered in time and callers can ask another router. What ends or reports
@@ -79,7 +81,7 @@ class Overload:
         if responses <= MOST_WAITING and now_s - self._begun_s <= LATE_S:
             self._late_since_s = inf
         elif self._late_since_s == inf:
-            self._late_since_s = self._begun_s
+            self._late_since_s = now_s
         if not self.is_on:
             self.is_on = now_s - self._late_since_s >= LATE_FOR_S
         elif now_s - self._window_s >= WINDOW_S:

@@ -25,12 +25,14 @@ CODINGS = {"gzip": gzip.decompress, "deflate": zlib.decompress}
 
 
 class Collector:
-    """An HTTP server that takes OTLP messages; `status` is what it answers."""
+    """An HTTP server that takes OTLP messages; `status` is what it answers, once `may_answer`."""
 
     def __init__(self):
         self.heads = []
         self.messages = []
         self.status = 200
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     @property
     def resources(self):
@@ -48,6 +50,7 @@ class Collector:
         body = await reader.readexactly(int(headers["content-length"]))
         body = CODINGS.get(headers.get("content-encoding"), bytes)(body)
         self.heads.append(headers)
+        await self.may_answer.wait()
         self.messages.append(ExportTraceServiceRequest.FromString(body))
         writer.write(
             b"HTTP/1.1 %d X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % self.status
@@ -159,6 +162,23 @@ async def test_many_spans_are_sent_in_several_messages(decided, monkeypatch):
     sent = [len(each.resource_spans[0].scope_spans[0].spans) for each in collector.messages]
     assert sent == [64, 64, 22]
     assert tracer.spans == {"sent": 150, "failed": 0, "dropped": 0}
+
+
+async def test_spans_under_way_when_the_router_ends_are_sent(decided, monkeypatch, eventually):
+    monkeypatch.setattr(tracing, "SEND_INTERVAL_S", 0.01)
+    async with Collector().running() as collector:
+        collector.may_answer.clear()
+        tracer = Tracer(collector.url, "kv-router-1", 1.0)
+        tracer.record("select", *decided)
+        task = asyncio.create_task(tracer.run())
+        await eventually(lambda: len(collector.heads) == 1)
+        tracer.record("select", *decided)
+        task.cancel()
+        await asyncio.sleep(0)
+        collector.may_answer.set()
+        await asyncio.wait([task])
+    assert len(collector.spans) == 2
+    assert tracer.spans == {"sent": 2, "failed": 0, "dropped": 0}
 
 
 async def test_spans_beyond_the_queue_are_dropped_and_counted(decided, monkeypatch):

@@ -55,12 +55,19 @@ def loop():
     ("responses", "duration_s"), [(MOST_WAITING + 1, 0.03), (1, LATE_S + 0.01)]
 )
 def test_late_iterations_for_some_time_are_overload(loop, responses, duration_s):
+    loop.run(responses, duration_s)
     until_s = loop.now_s + LATE_FOR_S
     while loop.now_s + duration_s < until_s:
         loop.run(responses, duration_s)
         assert not loop.overload.is_on
     loop.run(responses, duration_s)
     assert loop.overload.is_on
+
+
+@pytest.mark.parametrize("duration_s", [LATE_S + 0.01, 10 * LATE_S])
+def test_one_late_iteration_of_a_suspended_process_is_no_overload(loop, duration_s):
+    loop.run(30, duration_s, checks=30)
+    assert loop.run(30, 2 * ADMITTING_S, checks=30) == 0
 
 
 def test_one_iteration_in_time_begins_the_count_again(loop):
@@ -110,16 +117,16 @@ def test_it_ends_when_the_loop_was_idle(loop):
     assert not loop.overload.is_on
 
 
+def request(method, path, body=b""):
+    length = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n" if body else ""
+    return f"{method} {path} HTTP/1.1\r\nhost: x\r\n{length}\r\n".encode() + body
+
+
 async def read_answer(reader):
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     status, *lines = head.splitlines()[:-1]
     headers = dict(line.split(": ", 1) for line in lines)
     return int(status.split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
-
-
-def request(method, path, body=b""):
-    length = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n" if body else ""
-    return f"{method} {path} HTTP/1.1\r\nhost: x\r\n{length}\r\n".encode() + body
 
 
 @pytest.fixture
@@ -130,49 +137,66 @@ async def router():
         yield router
 
 
-@pytest.fixture
-async def blocker():
-    """A socket; a byte sent to it blocks the event loop when its turn comes."""
-    ours, theirs = socket.socketpair()
-    loop = asyncio.get_running_loop()
+SELECT, HEALTH = request("POST", "/select", b'{"token_ids": [1]}'), request("GET", "/health")
+FREE = request("DELETE", "/reservations/r")
 
-    def block():
-        theirs.recv(1)
+
+class LateIterations:
+    """Iterations of the event loop that follow each other, each blocked between its requests.
+
+    Each reads a selection, is blocked, and then reads a selection and two other requests.
+    """
+
+    def __init__(self, url, count):
+        self._left = count
+        self._blocks, self._blocked = socket.socketpair()
+        self._sockets = [socket.create_connection((url.host, url.port)) for _ in range(4)]
+
+    def _begin(self):
+        self._left -= 1
+        for requester, body in zip(self._sockets, (SELECT, SELECT, FREE, HEALTH), strict=True):
+            requester.sendall(body)
+            if requester is self._sockets[0]:
+                self._blocks.send(b"x")
+
+    def _block(self):
+        self._blocked.recv(1)
         time.sleep(LATE_S + 0.1)
+        if self._left:
+            self._begin()
 
-    loop.add_reader(theirs, block)
-    yield ours
-    loop.remove_reader(theirs)
-    ours.close()
-    theirs.close()
+    async def answers(self):
+        """Answers of each of the four connections."""
+        loop, count = asyncio.get_running_loop(), self._left
+        loop.add_reader(self._blocked, self._block)
+        connections = [await asyncio.open_connection(sock=each) for each in self._sockets]
+        for requester, (reader, _) in zip(self._sockets, connections, strict=True):
+            requester.sendall(HEALTH)  # the router has accepted the connection
+            await read_answer(reader)
+        self._begin()
+        async with asyncio.timeout(60):
+            answers = [
+                [await read_answer(reader) for _ in range(count)] for reader, _ in connections
+            ]
+        loop.remove_reader(self._blocked)
+        self._blocks.close()
+        self._blocked.close()
+        for _, writer in connections:
+            writer.close()
+        return answers
 
 
-async def iteration(router, blocker):
-    """Answers to a selection, and to three requests that are read once the loop was blocked."""
-    url = router.client.base_url
-    select = request("POST", "/select", b'{"token_ids": [1]}')
-    others = [select, request("DELETE", "/reservations/r"), request("GET", "/health")]
-    connections = [await asyncio.open_connection(url.host, url.port) for _ in range(4)]
-    connections[0][1].write(select)
-    blocker.send(b"x")
-    for (_, writer), other in zip(connections[1:], others, strict=True):
-        writer.write(other)
-    async with asyncio.timeout(60):
-        answers = [await read_answer(reader) for reader, _ in connections]
-    for _, writer in connections:
-        writer.close()
-    return answers
-
-
-async def test_an_overloaded_router_refuses_new_work_alone(router, blocker, eventually):
-    for _ in range(20):
-        first, second, free, health = await iteration(router, blocker)
-        assert (first[0], free[0], health[0]) == (200, 404, 200)
-        if second[0] != 200:
+async def test_an_overloaded_router_refuses_new_work_alone(router, eventually):
+    refused = []
+    for _ in range(10):
+        first, second, freed, healths = await LateIterations(router.client.base_url, 3).answers()
+        assert {status for status, _, _ in freed} == {404}
+        assert {status for status, _, _ in healths} == {200}
+        refused = [answer for answer in (*first, *second) if answer[0] != 200]
+        if refused:
             break
-    status, headers, body = second
-    assert (status, headers["retry-after"]) == (503, "1")
-    assert json.loads(body)["code"] == "overloaded"
+    assert [(status, headers["retry-after"]) for status, headers, _ in refused] == [(503, "1")]
+    assert json.loads(refused[0][2])["code"] == "overloaded"
     assert await router.metric('kv_router_refusals_total{code="overloaded",interface="http"}') == 1
 
     async def selects():
