@@ -24,7 +24,8 @@ from service_servers import Access, ServerProcess, our_server
 from service_world import TAINTS, WORKERS, World
 from timing import Quicker, alternate
 
-from router.scheduler.policy.registry import DEFAULT_POLICY, builtin_policies
+from router.scheduler.policy.registry import builtin_policies
+from router.scheduler.settings import DEFAULT_POLICY
 
 TOKENS, CYCLES = 512, 5_000
 GOAL, LOGGED_GOAL, TLS_GOAL = 0.85, 0.7, 0.5

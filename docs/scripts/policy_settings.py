@@ -1,6 +1,6 @@
 """The table of the settings of placement in docs/routing.md, and the policies that use each."""
 
-from router.config.policy import FIELD_OF, PolicyConfig, used_by
+from router.config.policy import FIELD_OF, USED_BY, PolicyConfig
 from router.runtime.process.settings import settings_of
 
 
@@ -24,4 +24,4 @@ def _meaning(text: str) -> str:
 
 
 def _used_by(name: str) -> str:
-    return ", ".join(f"`{policy}`" for policy in used_by(name))
+    return ", ".join(f"`{policy}`" for policy in USED_BY[name])

@@ -1,11 +1,13 @@
 """Settings of the signals for scaling; `--help` prints them."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Struct
 
-from router.core.capacity import CapacitySettings
 from router.runtime.process.settings import about
+
+if TYPE_CHECKING:
+    from router.core.capacity import CapacitySettings
 
 
 class CapacityConfig(Struct, frozen=True, kw_only=True):
@@ -26,6 +28,8 @@ class CapacityConfig(Struct, frozen=True, kw_only=True):
     ] = 0.7
 
     @property
-    def settings(self) -> CapacitySettings:
+    def settings(self) -> "CapacitySettings":
         """The settings of the core's monitor."""
+        from router.core.capacity import CapacitySettings
+
         return CapacitySettings(self.capacity_window_s, self.capacity_target_saturation)

@@ -1,13 +1,11 @@
 """Configuration of the standalone index; `kv-router indexer --help` prints it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Struct
 
 from router.config.server import BusConfig, IndexConfig, ServiceConfig
-from router.core.fleet import LivenessLimits
-from router.core.settings import CoreSettings
 from router.errors import ConfigError
 from router.protocol.index_service import is_http_url
 from router.runtime.http_server.config import BodyConfig, HttpServerConfig, LogConfig
@@ -21,8 +19,9 @@ from router.runtime.security.config import (
     check_security,
 )
 from router.runtime.security.http_access import HttpAccess
-from router.scheduler.settings import PolicySettings
-from router.sequence.hashing.keyed_hashes import HashKeying
+
+if TYPE_CHECKING:
+    from router.core.settings import CoreSettings
 
 
 class PeerConfig(Struct, frozen=True, kw_only=True):
@@ -86,8 +85,13 @@ class IndexerConfig(Struct, frozen=True, kw_only=True):
     ] = 0.0
 
     @property
-    def core(self) -> CoreSettings:
+    def core(self) -> "CoreSettings":
         """The settings of a core that places and books nothing; only silence matters."""
+        from router.core.fleet import LivenessLimits
+        from router.core.settings import CoreSettings
+        from router.scheduler.settings import PolicySettings
+        from router.sequence.hashing.keyed_hashes import HashKeying
+
         return CoreSettings(
             router_id=0,
             policy=PolicySettings(1.0, 0.0),

@@ -5,12 +5,12 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from router.config.core import every_policy
 from router.config.dynamo_aliases import ALIASES, PREFIX, REFUSED
 from router.config.openai import OpenAiConfig, check_engines
 from router.config.picker import PickerConfig, check_picker
 from router.config.queue import policy_file_text
 from router.config.router import RouterConfig
+from router.protocol.values import KEYED_SCHEME
 from router.runtime.process.aliases import check_variables
 from router.runtime.process.setting_rules import ConflictRule, check_rules
 from router.runtime.process.settings import (
@@ -20,7 +20,6 @@ from router.runtime.process.settings import (
     settings_of,
 )
 from router.runtime.security.config import check_nats_url, check_security
-from router.sequence.hashing.keyed_hashes import ALGORITHM
 
 T = TypeVar("T", bound=Struct)
 
@@ -62,13 +61,13 @@ RULES: tuple[ConflictRule, ...] = (
     ConflictRule(
         "router_tracking_hash",
         "router_tracking_key_file",
-        lambda c: c.router_tracking_hash == ALGORITHM and not c.router_tracking_key_file,
+        lambda c: c.router_tracking_hash == KEYED_SCHEME and not c.router_tracking_key_file,
         "keyed block names need a key",
     ),
     ConflictRule(
         "router_tracking_key_file",
         "router_tracking_hash",
-        lambda c: bool(c.router_tracking_key_file) and c.router_tracking_hash != ALGORITHM,
+        lambda c: bool(c.router_tracking_key_file) and c.router_tracking_hash != KEYED_SCHEME,
         "public block names need no key",
     ),
     ConflictRule(
@@ -269,6 +268,8 @@ def with_warnings(loaded: Loaded[T], router: RouterConfig) -> Loaded[T]:
     """
     if not loaded.is_asked_for:
         return loaded
+    from router.config.core import every_policy  # with the kernels, which `--help` does not need
+
     return structs.replace(loaded, warnings=router.unused(every_policy()))
 
 

@@ -3,17 +3,19 @@
 Fields that Dynamo's routers also have carry the same names, except for units.
 """
 
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
 from router.errors import ConfigError
+from router.protocol.values import KEYED_SCHEME
 from router.runtime.process.settings import DECIDES, about
 from router.runtime.security.secret_files import read_secret
-from router.scheduler.busy import BusyThresholds
-from router.scheduler.eligibility import EligibilitySettings
 from router.sequence.active.footprint import TrackedParts
-from router.sequence.hashing.keyed_hashes import ALGORITHM, KEY_BYTES, TrackingKey
+
+if TYPE_CHECKING:
+    from router.scheduler.eligibility import EligibilitySettings
+    from router.sequence.hashing.keyed_hashes import TrackingKey
 
 PrefillLoadModel: TypeAlias = Literal["none", "ais"]
 TrackingHash: TypeAlias = Literal["public-xxh3-v1", "keyed-xxh3-v1"]
@@ -99,8 +101,11 @@ class PlacementConfig(Struct, frozen=True, kw_only=True):
         int, about("number of workers the router must know before it is ready", ge=0, le=65_536)
     ] = 0
 
-    def gate(self, *, is_affinity_hard: bool) -> EligibilitySettings:
+    def gate(self, *, is_affinity_hard: bool) -> "EligibilitySettings":
         """Return the filters for eligible ranks, apart from the request's own constraints."""
+        from router.scheduler.busy import BusyThresholds
+        from router.scheduler.eligibility import EligibilitySettings
+
         thresholds = BusyThresholds(
             active_decode_blocks_threshold=self.active_decode_blocks_threshold,
             active_prefill_tokens_threshold=self.active_prefill_tokens_threshold,
@@ -111,11 +116,13 @@ class PlacementConfig(Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def tracking_key(self) -> TrackingKey | None:
+    def tracking_key(self) -> "TrackingKey | None":
         """The key of the block names in bookings, or None if they have none. Raises ConfigError."""
         path = self.router_tracking_key_file
-        if self.router_tracking_hash != ALGORITHM or not path:
+        if self.router_tracking_hash != KEYED_SCHEME or not path:
             return None
+        from router.sequence.hashing.keyed_hashes import KEY_BYTES, TrackingKey
+
         secret = read_secret("router_tracking_key_file", path)
         if len(secret) != KEY_BYTES:
             allowed = f"{KEY_BYTES}, for example from `openssl rand -hex {KEY_BYTES}`"

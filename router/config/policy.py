@@ -5,15 +5,15 @@ Fields that Dynamo's routers also have carry the same names.
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
 
 from router.runtime.process.settings import DECIDES, about
-from router.scheduler.ignored import no_effect, unread, users
-from router.scheduler.policy.registry import DEFAULT_POLICY, builtin_policies, parsed_groups
-from router.scheduler.selector import Selector
-from router.scheduler.settings import PolicySettings, TrustWeights
+from router.scheduler.settings import DEFAULT_POLICY, PolicySettings, TrustWeights
+
+if TYPE_CHECKING:
+    from router.scheduler.selector import Selector
 
 TRUST_STATES = ("lagging", "degraded", "approximate", "blind")
 
@@ -40,14 +40,41 @@ FIELD_OF: Mapping[str, str] = MappingProxyType(
 """The field of `PolicySettings` that each setting of placement sets."""
 
 
-def used_by(name: str) -> list[str]:
-    """Return the policies of this router that use a setting of placement."""
-    return users(FIELD_OF[name], builtin_policies())
+_DYNAMO = ("dynamo-1.0", "dynamo-1.6")
+_DRAWING = (
+    *_DYNAMO,
+    "round-robin",
+    "least-loaded",
+    "power-of-two",
+    "cache-aware",
+    "lmetric",
+    "predictive",
+)
+
+USED_BY: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "overlap_score_weight": _DYNAMO,
+        "prefill_load_scale": _DYNAMO,
+        "router_temperature": _DRAWING,
+        "overlap_score_credit": ("dynamo-1.6",),
+        "overlap_score_credit_decay": ("dynamo-1.6",),
+        "host_cache_hit_weight": ("dynamo-1.6", "predictive"),
+        "disk_cache_hit_weight": ("dynamo-1.6", "predictive"),
+        "shared_cache_multiplier": ("dynamo-1.6", "predictive"),
+        "decode_active_request_weight": ("dynamo-1.6",),
+        "delay_weight": ("predictive",),
+        **{f"trust_weight_{state}": ("predictive",) for state in TRUST_STATES},
+    }
+)
+"""The policies of this router that use each setting of placement, as they declare it (`uses`).
+
+Repeated here, because `--help` loads no policy; a test compares the two.
+"""
 
 
 def _placing(name: str, text: str, **limits: Any) -> Meta:
     """Return the annotation of a setting of placement, which names the policies that use it."""
-    return about(f"{text}; used by {', '.join(used_by(name))}", DECIDES, **limits)
+    return about(f"{text}; used by {', '.join(USED_BY[name])}", DECIDES, **limits)
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True):
@@ -166,6 +193,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
     @property
     def policies_by_group(self) -> dict[str, str]:
         """Policy names by routing group. Raises ConfigError."""
+        from router.scheduler.policy.registry import parsed_groups
+
         return parsed_groups(self.group_policies)
 
     def settings(self, *, tracks_prefill: bool) -> PolicySettings:
@@ -190,13 +219,15 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
             delay_weight=self.delay_weight,
         )
 
-    def in_force(self, selectors: Sequence[Selector]) -> list[Selector]:
+    def in_force(self, selectors: Sequence["Selector"]) -> list["Selector"]:
         """Return `policy` and those of groups, among the available `selectors`."""
         names = {self.policy, *self.policies_by_group.values()}
         return [each for each in selectors if each.name in names]
 
-    def unused(self, selectors: Sequence[Selector]) -> dict[str, str]:
+    def unused(self, selectors: Sequence["Selector"]) -> dict[str, str]:
         """Return the settings that were set and no policy in force uses, with sentences."""
+        from router.scheduler.ignored import no_effect, unread
+
         in_force, found = self.in_force(selectors), {}
         for name, field in FIELD_OF.items():
             value = getattr(self, name)

@@ -5,7 +5,7 @@ Fields that Dynamo's routers also have carry the same names.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct, ValidationError, convert
 
@@ -13,18 +13,11 @@ from router.errors import ConfigError
 from router.protocol.requests import MOST_MS, Unmet
 from router.protocol.values import Name, Scope
 from router.runtime.process.settings import DECIDES, about
-from router.scheduler.ignored import no_effect, unread
-from router.scheduler.queue.policy_classes import (
-    KEY,
-    QueuePolicy,
-    decode_policy_file,
-    encode_policy_file,
-    queue_policies,
-    single_class,
-)
-from router.scheduler.queue.waiting_room import Queueing
-from router.scheduler.selector import Selector
-from router.scheduler.settings import OBJECTIVES
+from router.scheduler.settings import OBJECTIVES, QueuePolicy
+
+if TYPE_CHECKING:
+    from router.scheduler.queue.waiting_room import Queueing
+    from router.scheduler.selector import Selector
 
 
 class QueueConfig(Struct, frozen=True, kw_only=True):
@@ -109,8 +102,12 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
 
-    def unused(self, in_force: Sequence[Selector], available: Sequence[Selector]) -> dict[str, str]:
+    def unused(
+        self, in_force: Sequence["Selector"], available: Sequence["Selector"]
+    ) -> dict[str, str]:
         """Return the objectives that were set and no policy in force uses, with sentences."""
+        from router.scheduler.ignored import no_effect, unread
+
         given = {each: getattr(self, each) for each in OBJECTIVES}
         reasons = {each: unread((each,), in_force, available) for each in given}
         return {
@@ -129,8 +126,10 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(map(_scope_of, pairs)))
 
     @property
-    def queueing(self) -> Queueing:
+    def queueing(self) -> "Queueing":
         """The settings that decisions depend on."""
+        from router.scheduler.queue.waiting_room import Queueing
+
         return Queueing(
             threshold_frac=self.router_queue_threshold,
             policy=self.router_queue_policy,
@@ -163,6 +162,14 @@ def _scope_of(pair: str) -> Scope:
 
 def policy_file_text(path: str) -> str:
     """Return the content of a policy file in one line. Raises ConfigError if it is invalid."""
+    from router.scheduler.queue.policy_classes import (
+        KEY,
+        decode_policy_file,
+        encode_policy_file,
+        queue_policies,
+        single_class,
+    )
+
     try:
         text = Path(path).read_text()
     except (OSError, ValueError) as error:

@@ -1,7 +1,10 @@
-"""Configuration of the router process; `kv-router serve --help` prints it."""
+"""Configuration of the router process; `kv-router serve --help` prints it.
+
+Modules with kernels are imported where a setting is put to use: `--help` needs none of them.
+"""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Struct, structs
 
@@ -15,18 +18,18 @@ from router.config.policy import PolicyConfig
 from router.config.queue import QueueConfig
 from router.config.server import BusConfig, IndexConfig, ServiceConfig
 from router.config.sessions import SessionConfig
-from router.core.fleet import LivenessLimits
-from router.core.selections import SelectionLimits
-from router.core.settings import CoreSettings
-from router.indexer.approximate import ApproximateLimits
-from router.indexer.base import IndexMode
-from router.indexer.factory import IndexSettings, index_mode
-from router.indexer.predictions import NO_ESTIMATES, EstimateLimits
 from router.runtime.http_server.config import BodyConfig, HttpServerConfig, LogConfig
 from router.runtime.process.settings import DECIDES, about, id_of_name, settings_of
 from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
-from router.scheduler.selector import Selector
-from router.sequence.hashing.keyed_hashes import HashKeying
+
+if TYPE_CHECKING:
+    from router.core.selections import SelectionLimits
+    from router.core.settings import CoreSettings
+    from router.indexer.base import IndexMode
+    from router.indexer.factory import IndexSettings
+    from router.indexer.predictions import EstimateLimits
+    from router.scheduler.selector import Selector
+    from router.sequence.hashing.keyed_hashes import HashKeying
 
 
 class EstimateConfig(Struct, frozen=True, kw_only=True):
@@ -62,8 +65,12 @@ class EstimateConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 0.0
 
-    def limits(self, mode: IndexMode) -> EstimateLimits:
+    def limits(self, mode: "IndexMode") -> "EstimateLimits":
         """Return the limits of estimated blocks."""
+        from router.indexer.approximate import ApproximateLimits
+        from router.indexer.base import IndexMode
+        from router.indexer.predictions import NO_ESTIMATES, EstimateLimits
+
         if mode is IndexMode.NONE:
             return NO_ESTIMATES
         blocks = (self.approximate_max_blocks, self.approximate_prune_target)
@@ -95,8 +102,10 @@ class ReservationConfig(Struct, frozen=True, kw_only=True):
     ] = True
 
     @property
-    def selection_limits(self) -> SelectionLimits:
+    def selection_limits(self) -> "SelectionLimits":
         """The limits of selections that may be reserved."""
+        from router.core.selections import SelectionLimits
+
         return SelectionLimits(
             self.selection_cache_ttl_s,
             self.selection_cache_max_entries,
@@ -143,12 +152,14 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
         return shares and not self.dynamo.shadow
 
     @property
-    def naming(self) -> HashKeying:
+    def naming(self) -> "HashKeying":
         """The naming of blocks, in caches and in bookings. Raises ConfigError."""
+        from router.sequence.hashing.keyed_hashes import HashKeying
+
         return HashKeying(self.block_keys.read(), self.placement.tracking_key)
 
     @property
-    def index_settings(self) -> IndexSettings:
+    def index_settings(self) -> "IndexSettings":
         """The settings of the index."""
         return structs.replace(
             self.index.settings,
@@ -156,7 +167,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
             use_kv_events=self.estimates.use_kv_events,
         )
 
-    def unused(self, selectors: Sequence[Selector]) -> dict[str, str]:
+    def unused(self, selectors: Sequence["Selector"]) -> dict[str, str]:
         """Return the settings of decisions that were set without effect, with sentences.
 
         `selectors`: the available policies.
@@ -165,8 +176,12 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
         return self.policy.unused(selectors) | of_queue
 
     @property
-    def core(self) -> CoreSettings:
+    def core(self) -> "CoreSettings":
         """The settings of decisions."""
+        from router.core.fleet import LivenessLimits
+        from router.core.settings import CoreSettings
+        from router.indexer.factory import index_mode
+
         placement, mode = self.placement, index_mode(self.index_settings)
         return CoreSettings(
             router_id=self.router_id,

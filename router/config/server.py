@@ -5,14 +5,16 @@ Units are in the names: `_s`, `_bytes`.
 
 import socket
 from secrets import randbits
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Struct
 
-from router.indexer.factory import IndexSettings
-from router.indexer.radix_tree.radix_tree import DEFAULT_MAX_BLOCKS
+from router.indexer.base import DEFAULT_MAX_BLOCKS
 from router.protocol.subjects import NAMESPACE_PATTERN
 from router.runtime.process.settings import DECIDES, about
+
+if TYPE_CHECKING:
+    from router.indexer.factory import IndexSettings
 
 
 class ServiceConfig(Struct, frozen=True, kw_only=True):
@@ -111,8 +113,10 @@ class IndexConfig(Struct, frozen=True, kw_only=True):
     ] = DEFAULT_MAX_BLOCKS
 
     @property
-    def settings(self) -> IndexSettings:
+    def settings(self) -> "IndexSettings":
         """Settings of the index for events, with a secret multiplier that spreads its keys."""
+        from router.indexer.factory import IndexSettings
+
         return IndexSettings(
             overlap_score_weight=1.0,
             use_kv_events=True,

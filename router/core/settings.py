@@ -9,9 +9,8 @@ from router.core.fleet import LivenessLimits
 from router.indexer.base import IndexMode
 from router.indexer.predictions import EstimateLimits
 from router.scheduler.eligibility import EligibilitySettings
-from router.scheduler.policy.registry import DEFAULT_POLICY, NO_GROUPS
 from router.scheduler.queue.waiting_room import Queueing
-from router.scheduler.settings import PolicySettings
+from router.scheduler.settings import DEFAULT_POLICY, NO_GROUPS, PolicySettings
 from router.sequence.active.footprint import TrackedParts
 from router.sequence.hashing.keyed_hashes import PLAIN, HashKeying
 

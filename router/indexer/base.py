@@ -13,6 +13,9 @@ from router.protocol.events import EventBatch
 from router.protocol.hybrid import MAX_CLASSES, HybridState, Layout
 from router.protocol.values import TIERS, HashArray, HeldState, PerTier, Rank, Tier
 
+DEFAULT_MAX_BLOCKS = 1 << 25
+"""Limit of the blocks in an index, unless it is set."""
+
 
 class Overlap(Struct, frozen=True, array_like=True):
     """Leading blocks of a prompt that a rank holds; cumulative: `disk` is device, host or disk."""

@@ -47,6 +47,9 @@ HashArray: TypeAlias = npt.NDArray[np.uint64]
 SCHEME = "xxh3-64-1337"
 """The hash scheme of this version (seed 1337, LoRA and salt in the seed)."""
 
+KEYED_SCHEME = "keyed-xxh3-v1"
+"""The scheme of keyed names of blocks in bookings."""
+
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
 

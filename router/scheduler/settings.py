@@ -1,11 +1,22 @@
 """The settings of policies, and their overrides by requests."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
 from msgspec import Struct
 from msgspec.structs import replace
 
 from router.protocol.replies import TrustState
 from router.protocol.requests import ConfigOverride
 from router.protocol.values import Phase
+
+DEFAULT_POLICY = "predictive"
+
+NO_GROUPS: Mapping[str, str] = MappingProxyType({})
+
+QueuePolicy: TypeAlias = Literal["fcfs", "lcfs", "wspt", "deadline"]
+"""The order of a tenant's requests in a queue."""
 
 OBJECTIVES = ("slo_ttft_ms", "slo_tpot_ms")
 """Fields of requests, and settings of policy classes, that a policy may use as well."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from router.errors import WireError
 from router.indexer.base import (
+    DEFAULT_MAX_BLOCKS,
     DIFFERENT,
     DONE,
     REFUSED,
@@ -43,7 +44,6 @@ from router.protocol.events import CLEARED, ClassCleared, Cleared, EventBatch, c
 from router.protocol.hybrid import HybridState, Layout
 from router.protocol.values import TIERS, HashArray, PerTier, Rank, Tier
 
-DEFAULT_MAX_BLOCKS = 1 << 25
 MULTIPLIER = 0x9E3779B97F4A7C15
 CHECK_INTERVAL = 1000
 

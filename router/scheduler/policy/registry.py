@@ -1,7 +1,6 @@
 """All built-in policies, and the choice of the policy for a request."""
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
 from router.errors import ConfigError, InvalidFieldError
 from router.protocol.requests import ConfigOverride, SelectRequest
@@ -11,10 +10,7 @@ from router.scheduler.policy.dynamo import Dynamo10, Dynamo16
 from router.scheduler.policy.predictive import Predictive
 from router.scheduler.policy.simple import LeastLoaded, PowerOfTwo, RoundRobin, Uniform
 from router.scheduler.selector import Selector
-
-DEFAULT_POLICY = "predictive"
-
-NO_GROUPS: Mapping[str, str] = MappingProxyType({})
+from router.scheduler.settings import NO_GROUPS
 
 
 def builtin_policies() -> list[Selector]:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import inf
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 from msgspec import Meta, MsgspecError, Struct, convert, json
 
@@ -19,9 +19,9 @@ from router.protocol.requests import Milliseconds, Unmet
 from router.protocol.values import Name
 from router.scheduler._busy_kernel import is_any_free
 from router.scheduler.busy import Slots
+from router.scheduler.settings import QueuePolicy
 from router.scheduler.terms import FloatArray
 
-QueuePolicy: TypeAlias = Literal["fcfs", "lcfs", "wspt", "deadline"]
 Identifier: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 40)]
 NotNegative: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 40)]

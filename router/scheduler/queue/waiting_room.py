@@ -15,10 +15,10 @@ from router.scheduler.queue.flows import LimitKind, Waiting
 from router.scheduler.queue.policy_classes import (
     PolicyClass,
     QueuePolicies,
-    QueuePolicy,
     queue_policies,
     single_class,
 )
+from router.scheduler.settings import QueuePolicy
 from router.sequence.active.prompt import Prompt
 
 

@@ -27,11 +27,10 @@ import numpy as np
 from msgspec import Struct
 
 from router.protocol.requests import PromptRequest
-from router.protocol.values import SCHEME, HashArray, Identity
+from router.protocol.values import KEYED_SCHEME, SCHEME, HashArray, Identity
 from router.runtime.kernels._siphash import keyed_names
 from router.runtime.kernels.hash_key import BlockKey
 
-ALGORITHM = "keyed-xxh3-v1"
 KEY_BYTES = 32
 
 
@@ -58,7 +57,7 @@ class TrackingKey(Struct, frozen=True):
 @lru_cache(maxsize=1024)
 def _derived(key: TrackingKey, *about: object) -> tuple[int, int]:
     """Return the SipHash key derived for an identity and the fields of a request."""
-    payload = msgspec.msgpack.encode((ALGORITHM, key.key_id, about))
+    payload = msgspec.msgpack.encode((KEYED_SCHEME, key.key_id, about))
     digest = blake2b(payload, digest_size=16, key=key.secret, person=b"tracking names").digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 

@@ -4,8 +4,9 @@ import pytest
 
 from router.config.core import every_policy
 from router.config.load import load_router
-from router.config.policy import FIELD_OF, PolicyConfig, used_by
+from router.config.policy import FIELD_OF, USED_BY, PolicyConfig
 from router.runtime.process.settings import settings_of
+from router.scheduler.ignored import users
 from router.scheduler.policy.registry import builtin_policies
 from router.scheduler.selector import Policy
 from router.scheduler.settings import PolicySettings
@@ -24,7 +25,9 @@ def test_every_setting_of_placement_says_in_its_help_who_uses_it():
     assert {each.name for each in placing} == FIELD_OF.keys()
     assert {*FIELD_OF.values(), "track_prefill_tokens"} == set(PolicySettings.__struct_fields__)
     for each in placing:
-        assert each.text.endswith(f"; used by {', '.join(used_by(each.name))}")
+        declared = users(FIELD_OF[each.name], builtin_policies())
+        assert list(USED_BY[each.name]) == declared
+        assert each.text.endswith(f"; used by {', '.join(declared)}")
 
 
 def test_setting_that_no_policy_in_force_uses_is_named_with_those_that_do():

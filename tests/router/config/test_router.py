@@ -10,8 +10,7 @@ from router.indexer.approximate import ApproximateLimits
 from router.indexer.base import IndexMode
 from router.indexer.predictions import NO_ESTIMATES
 from router.runtime.process.settings import configured, settings_of
-from router.scheduler.policy.registry import DEFAULT_POLICY
-from router.scheduler.settings import PolicySettings
+from router.scheduler.settings import DEFAULT_POLICY, PolicySettings
 
 OTHERS = {
     "block_key": "00" * 32,

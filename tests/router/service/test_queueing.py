@@ -6,7 +6,7 @@ import json
 import pytest
 
 from router.runtime.bus.connection import connection
-from router.scheduler.policy.registry import DEFAULT_POLICY
+from router.scheduler.settings import DEFAULT_POLICY
 from support.processes.running import RunningRouter
 from support.processes.servers import eventually
 

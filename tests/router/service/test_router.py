@@ -17,7 +17,7 @@ from router.protocol.values import SCHEME, Identity, Tier
 from router.publisher.event_publisher import KvEventPublisher
 from router.publisher.journal.journal import EventJournal
 from router.runtime.process.settings import configured
-from router.scheduler.policy.registry import DEFAULT_POLICY
+from router.scheduler.settings import DEFAULT_POLICY
 from router.sequence.active.prompt import prepare
 from router.service.router import RouterService
 from support.processes.running import RunningRouter
