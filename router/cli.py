@@ -11,9 +11,9 @@ from signal import SIGINT
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from router.errors import ConfigError
-from router.runtime.http_server.server import run_until_signal
+from router.runtime.process.loading import Loaded
 from router.runtime.process.logs import log_to_stderr, printable
-from router.runtime.process.settings import FORWARD_PREFIX, INDEXER_PREFIX, ROUTER_PREFIX, Loaded
+from router.runtime.process.settings import FORWARD_PREFIX, INDEXER_PREFIX, ROUTER_PREFIX
 
 if TYPE_CHECKING:
     from router.config.indexer import IndexerConfig
@@ -167,12 +167,13 @@ def _run(
 ) -> int:
     """Run a process until it is stopped; SIGHUP reads its configuration again.
 
-    `service_of` imports the service, which a configuration that is only shown does not need.
+    `service_of` imports the service, which help and a configuration that is only shown do not need.
     """
-    from router.runtime.process.reload import ConfigReloader
-
     loaded = load()
     config = loaded.shown()
+    from router.runtime.http_server.server import run_until_signal
+    from router.runtime.process.reload import ConfigReloader
+
     log_to_stderr(config.logs.log_level, config.logs.log_format)
     service = service_of(config, loaded.sources)
     run_until_signal(service.run, ConfigReloader(loaded, load, service.reconfigure, service.reread))
@@ -200,10 +201,12 @@ def _health(arguments: Sequence[str]) -> int:
 
 def _up(arguments: Sequence[str]) -> int:
     from router.tools.up.config import load_up_config
+
+    config = load_up_config(arguments, os.environ)
+    from router.runtime.http_server.server import run_until_signal
     from router.tools.up.fleet import FleetNotReadyError
     from router.tools.up.up import up
 
-    config = load_up_config(arguments, os.environ)
     log_to_stderr(config.log_level)
     try:
         run_until_signal(lambda stop: up(config, stop))

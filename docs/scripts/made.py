@@ -18,6 +18,7 @@ import policy_settings
 import report_plots
 import results_page
 import security_tables
+import settings_page
 import wire_reference
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 DRAWN = {**pictures.PICTURES, **report_plots.PLOTS}
 WHOLE: Mapping[str, Callable[[], str]] = {
     "THIRD_PARTY.md": licences.third_party,
+    "docs/settings.md": settings_page.page,
     "docs/wire.md": wire_reference.wire,
     "benchmarks/results/README.md": results_page.page,
     **{path: partial(figures.document, path) for path in figures.templates()},

@@ -1,6 +1,6 @@
 """Settings of the signals for scaling; `--help` prints them."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Struct
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 class CapacityConfig(Struct, frozen=True, kw_only=True):
     """Settings of `GET /capacity` and of the metrics that scalers read."""
 
+    GROUP: ClassVar[str] = "scaling"
+
     capacity_window_s: Annotated[
         float,
         about("window of arrivals from which demand is computed", ge=1, le=3_600),
@@ -24,6 +26,7 @@ class CapacityConfig(Struct, frozen=True, kw_only=True):
             "workers",
             gt=0,
             le=1,
+            unit="FRACTION",
         ),
     ] = 0.7
 

@@ -1,11 +1,11 @@
 """Settings of discovery: engines in Kubernetes, and a Dynamo fleet; `--help` prints them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Struct
 
 from router.protocol.subjects import NAMESPACE_PATTERN
-from router.runtime.process.settings import about
+from router.runtime.process.settings import COMMON, about
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
@@ -20,12 +20,16 @@ VLLM = (
 class AttachConfig(Struct, frozen=True, kw_only=True):
     """Engines named by their URLs, which say the rest themselves."""
 
+    GROUP: ClassVar[str] = "engines"
+
     workers: Annotated[
         str,
         about(
             "engines to attach, by the URLs of their OpenAI servers: http://a:8000,http://b:8000; "
             "model, block size, ranks and event sockets are asked of each",
+            COMMON,
             max_length=65_536,
+            unit="URL,…",
         ),
     ] = ""
     worker_token_file: Annotated[
@@ -56,25 +60,34 @@ class AttachConfig(Struct, frozen=True, kw_only=True):
 class ClusterConfig(Struct, frozen=True, kw_only=True):
     """A Kubernetes cluster: its API server, and the InferencePool that is served."""
 
+    GROUP: ClassVar[str] = "engines"
+
     epp_pool: Annotated[
         str,
         about(
             "InferencePool whose pods are the engines, as NAMESPACE/NAME, or as NAME in this pod's "
             "namespace; a router attaches each of its ports as by workers",
+            COMMON,
             pattern=rf"^(({_LABEL}/)?{_LABEL}([.]{_LABEL})*)?$",
             max_length=317,
+            unit="POOL",
+            form="NAME, or NAMESPACE/NAME, as Kubernetes allows them",
         ),
     ] = ""
     discovery_namespace: Annotated[
         str,
         about(
-            "Kubernetes namespace of the engines; empty: this pod's", pattern="^[a-z0-9-]{0,63}$"
+            "Kubernetes namespace of the engines; empty: this pod's",
+            pattern="^[a-z0-9-]{0,63}$",
+            form="a-z, 0-9 and -, at most 63 of them",
         ),
     ] = ""
     discovery_api_url: Annotated[
         str,
         about(
-            "URL of the Kubernetes API server; empty: this cluster's", pattern="^$|^https?://[^/]+$"
+            "URL of the Kubernetes API server; empty: this cluster's",
+            pattern="^$|^https?://[^/]+$",
+            form="http://host:port, or https://host:port",
         ),
     ] = ""
     discovery_token_file: Annotated[
@@ -91,14 +104,17 @@ class ClusterConfig(Struct, frozen=True, kw_only=True):
 class DiscoveryConfig(Struct, frozen=True, kw_only=True):
     """The pods that are engines, by their labels, and the endpoints of their events."""
 
+    GROUP: ClassVar[str] = "engines"
+
     discovery: Annotated[
         Literal["none", "pods", "endpointslices"],
-        about("find engines in Kubernetes: none, pods or endpointslices"),
+        about("find engines in Kubernetes: none, pods or endpointslices", COMMON),
     ] = "none"
     discovery_selector: Annotated[
         str,
         about(
             "label selector of the engines, for example app=vllm; required with discovery",
+            COMMON,
             max_length=1024,
         ),
     ] = ""
@@ -108,6 +124,7 @@ class DiscoveryConfig(Struct, frozen=True, kw_only=True):
             "registration of each engine: JSON for POST /workers, with {ip} and "
             "{name}; the pod annotation kv-router/worker overrides single fields",
             max_length=16_384,
+            unit="JSON",
         ),
     ] = VLLM
     discovery_max_workers: Annotated[
@@ -126,6 +143,8 @@ class DiscoveryConfig(Struct, frozen=True, kw_only=True):
 class DynamoConfig(Struct, frozen=True, kw_only=True):
     """A Dynamo fleet to follow."""
 
+    GROUP: ClassVar[str] = "a Dynamo fleet"
+
     shadow: Annotated[
         bool,
         about("only compare this router's choices with a Dynamo router's, and book the latter"),
@@ -135,6 +154,7 @@ class DynamoConfig(Struct, frozen=True, kw_only=True):
         about(
             "namespace of a Dynamo fleet to follow; empty: none",
             pattern=f"^({NAMESPACE_PATTERN})?$",
+            form="letters, digits, _ and -, at most 64 of them",
         ),
     ] = ""
     dynamo_component: Annotated[
@@ -142,6 +162,8 @@ class DynamoConfig(Struct, frozen=True, kw_only=True):
         about(
             "component of the Dynamo fleet's workers, for example backend",
             pattern=f"^({NAMESPACE_PATTERN})?$",
+            unit="NAME",
+            form="letters, digits, _ and -, at most 64 of them",
         ),
     ] = ""
     dynamo_nats_url: Annotated[str, about("NATS server of the Dynamo fleet; empty: nats_url")] = ""

@@ -1,7 +1,7 @@
 """Configuration of the standalone index; `kv-router indexer --help` prints it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Struct
 
@@ -9,8 +9,9 @@ from router.config.server import BusConfig, IndexConfig, ServiceConfig
 from router.errors import ConfigError
 from router.protocol.index_service import is_http_url
 from router.runtime.http_server.config import BodyConfig, HttpServerConfig, LogConfig
+from router.runtime.process.loading import Loaded, load_with_sources
 from router.runtime.process.setting_rules import ConflictRule, check_rules
-from router.runtime.process.settings import INDEXER_PREFIX, Loaded, about, load_with_sources
+from router.runtime.process.settings import COMMON, INDEXER_PREFIX, about
 from router.runtime.security.config import (
     BlockKeyConfig,
     NatsConfig,
@@ -27,14 +28,20 @@ if TYPE_CHECKING:
 class PeerConfig(Struct, frozen=True, kw_only=True):
     """Other indexers, from which ranks without events are loaded at start."""
 
+    GROUP: ClassVar[str] = "other indexers"
+
     peers: Annotated[
         str | list[str],
         about(
             "URLs of other indexers, comma-separated or a list; at start, ranks "
-            "without events are loaded from one of them"
+            "without events are loaded from one of them",
+            COMMON,
+            unit="URL,…",
         ),
     ] = ""
-    max_peers: Annotated[int, about("limit of known peers; beyond it, 503", ge=1, le=4096)] = 64
+    max_peers: Annotated[
+        int, about("limit of known peers; beyond it, 503", ge=1, le=4096, unit="PEERS")
+    ] = 64
     peer_timeout_s: Annotated[
         float, about("timeout of a dump from a peer; then the next peer is tried", gt=0)
     ] = 30.0
@@ -69,6 +76,8 @@ class PeerConfig(Struct, frozen=True, kw_only=True):
 
 class IndexerConfig(Struct, frozen=True, kw_only=True):
     """All settings of a standalone index."""
+
+    GROUP: ClassVar[str] = "what caches hold"
 
     security: SecurityConfig = SecurityConfig()
     http: HttpServerConfig = HttpServerConfig(http_port=8090)

@@ -12,13 +12,9 @@ from router.config.queue import policy_file_text
 from router.config.router import RouterConfig
 from router.protocol.values import KEYED_SCHEME
 from router.runtime.process.aliases import check_variables
+from router.runtime.process.loading import Loaded, load_with_sources
 from router.runtime.process.setting_rules import ConflictRule, check_rules
-from router.runtime.process.settings import (
-    ROUTER_PREFIX,
-    Loaded,
-    load_with_sources,
-    settings_of,
-)
+from router.runtime.process.settings import ROUTER_PREFIX, settings_of
 from router.runtime.security.config import check_nats_url, check_security
 
 T = TypeVar("T", bound=Struct)

@@ -1,14 +1,16 @@
 """Settings of an OpenAI endpoint: in a process of its own, or in the router's."""
 
 import re
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
 from router.errors import ConfigError
-from router.runtime.http_client import PoolLimits
-from router.runtime.process.settings import about
+from router.runtime.process.settings import COMMON, about
 from router.runtime.security.config import check_readable
+
+if TYPE_CHECKING:
+    from router.runtime.http_client import PoolLimits
 
 MOST_ORIGINS = 64
 _ORIGIN = re.compile(
@@ -22,6 +24,8 @@ ConditionalPolicy: TypeAlias = Literal["isl_bounding", "prefill_load", "isl_or_l
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
     """Connections to engines, and what follows when one fails."""
+
+    GROUP: ClassVar[str] = "OpenAI endpoint"
 
     engine_token_file: Annotated[
         str, about("file with a token for the engines, instead of the client's own")
@@ -42,12 +46,23 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     answer_limit_bytes: Annotated[
         int, about("size of a response that is no stream; beyond that, 502", ge=1024)
     ] = 64 * 1024 * 1024
-    max_attempts: Annotated[int, about("workers tried for one request", ge=1, le=64)] = 3
+    max_attempts: Annotated[
+        int, about("workers tried for one request", ge=1, le=64, unit="WORKERS")
+    ] = 3
     max_migrations: Annotated[
-        int, about("limit of migrations of a stream to another worker; 0: none", ge=0, le=64)
+        int,
+        about(
+            "limit of migrations of a stream to another worker; 0: none",
+            ge=0,
+            le=64,
+            unit="MIGRATIONS",
+        ),
     ] = 2
     breaker_failures: Annotated[
-        int, about("failures in a row after which a worker is avoided for a while", ge=1)
+        int,
+        about(
+            "failures in a row after which a worker is avoided for a while", ge=1, unit="FAILURES"
+        ),
     ] = 5
     breaker_open_s: Annotated[
         float, about("time it is avoided at first; doubled by each failed probe", gt=0)
@@ -58,8 +73,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     ] = 10.0
 
     @property
-    def pool_limits(self) -> PoolLimits:
+    def pool_limits(self) -> "PoolLimits":
         """Limits of connections to engines."""
+        from router.runtime.http_client import PoolLimits
+
         return PoolLimits(
             self.engine_connections, self.connect_timeout_s, self.first_byte_timeout_s
         )
@@ -67,6 +84,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
 
 class PrefillConfig(Struct, frozen=True, kw_only=True):
     """Disaggregated serving."""
+
+    GROUP: ClassVar[str] = "OpenAI endpoint"
 
     disaggregation: Annotated[
         Literal["auto", "off"],
@@ -90,26 +109,32 @@ class PrefillConfig(Struct, frozen=True, kw_only=True):
         about("rule by which the decode worker computes prompts itself; off: none"),
     ] = "off"
     conditional_eff_isl_threshold: Annotated[
-        int, about("isl_bounding, isl_or_load: limit of the uncached tokens", ge=0)
+        int, about("isl_bounding, isl_or_load: limit of the uncached tokens", ge=0, unit="TOKENS")
     ] = 2048
     conditional_eff_isl_ratio_threshold: Annotated[
-        float, about("isl_bounding, isl_or_load: limit of their part of a prompt", ge=0)
+        float,
+        about("isl_bounding, isl_or_load: limit of their part of a prompt", ge=0, unit="FRACTION"),
     ] = 0.7
     conditional_prefill_busy_threshold: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         about(
             "prefill_load, isl_or_load: prefill worker is busy with more tokens to compute "
-            "than this multiple of a step's"
+            "than this multiple of a step's",
+            unit="MULTIPLE",
         ),
     ] = None
     conditional_decode_busy_threshold: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
-        about("limit of a decode worker's block usage; above it, it computes none"),
+        about(
+            "limit of a decode worker's block usage; above it, it computes none", unit="FRACTION"
+        ),
     ] = None
 
 
 class CompletionConfig(Struct, frozen=True, kw_only=True):
     """How completion requests are read, tokenized and placed."""
+
+    GROUP: ClassVar[str] = "OpenAI endpoint"
 
     mode: Annotated[
         Literal["push", "direct"],
@@ -127,7 +152,9 @@ class CompletionConfig(Struct, frozen=True, kw_only=True):
         str,
         about(
             "tokenizer.json or its folder, to tokenize text prompts; for several "
-            "models MODEL=PATH,MODEL=PATH; empty: engines tokenize"
+            "models MODEL=PATH,MODEL=PATH; empty: engines tokenize",
+            COMMON,
+            unit="PATH",
         ),
     ] = ""
     routing_group: Annotated[str, about("routing group to use", min_length=1)] = "default"
@@ -135,7 +162,8 @@ class CompletionConfig(Struct, frozen=True, kw_only=True):
         str,
         about(
             "origins whose pages may call the endpoint from a browser, such as "
-            "https://chat.example.com, separated by commas; empty: none"
+            "https://chat.example.com, separated by commas; empty: none",
+            unit="ORIGIN,…",
         ),
     ] = ""
 
@@ -151,9 +179,11 @@ class CompletionConfig(Struct, frozen=True, kw_only=True):
 class OpenAiConfig(Struct, frozen=True, kw_only=True):
     """The OpenAI endpoint in the router's process."""
 
+    GROUP: ClassVar[str] = "OpenAI endpoint"
+
     openai_port: Annotated[
         int,
-        about("port of an OpenAI endpoint in this process; 0: none", ge=0, le=65535),
+        about("port of an OpenAI endpoint in this process; 0: none", COMMON, ge=0, le=65535),
     ] = 0
     completions: CompletionConfig = CompletionConfig()
     engines: EngineConfig = EngineConfig()

@@ -1,19 +1,21 @@
 """Settings of the endpoint picker of a gateway."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Struct
 
 from router.errors import ConfigError
-from router.runtime.process.settings import about
+from router.runtime.process.settings import COMMON, about
 from router.runtime.security.config import check_readable
 
 
 class PickerConfig(Struct, frozen=True, kw_only=True):
     """The endpoint picker for gateways that speak Envoy's ext_proc."""
 
+    GROUP: ClassVar[str] = "endpoint picker"
+
     epp_port: Annotated[
-        int, about("port of the endpoint picker (gRPC); 0: none", ge=0, le=65535)
+        int, about("port of the endpoint picker (gRPC); 0: none", COMMON, ge=0, le=65535)
     ] = 0
     epp_health_port: Annotated[
         int, about("port of its health service without TLS, for probes; 0: none", ge=0, le=65535)
@@ -38,7 +40,11 @@ class PickerConfig(Struct, frozen=True, kw_only=True):
     ] = ""
     epp_max_streams: Annotated[
         int,
-        about("requests in flight at gateways, each with a stream; beyond that, 503", ge=1),
+        about(
+            "requests in flight at gateways, each with a stream; beyond that, 503",
+            ge=1,
+            unit="STREAMS",
+        ),
     ] = 16_384
     epp_fallbacks: Annotated[
         int,
@@ -47,6 +53,7 @@ class PickerConfig(Struct, frozen=True, kw_only=True):
             "that take a list",
             ge=0,
             le=8,
+            unit="ENDPOINTS",
         ),
     ] = 0
     epp_ends: Annotated[
@@ -60,7 +67,8 @@ class PickerConfig(Struct, frozen=True, kw_only=True):
         str,
         about(
             "priorities of objectives, as NAME=PRIORITY,NAME=PRIORITY: the higher is placed first; "
-            "below 0 a request is refused in place of waiting"
+            "below 0 a request is refused in place of waiting",
+            unit="NAME=PRIORITY,…",
         ),
     ] = ""
 

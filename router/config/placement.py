@@ -3,7 +3,7 @@
 Fields that Dynamo's routers also have carry the same names, except for units.
 """
 
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -23,6 +23,8 @@ TrackingHash: TypeAlias = Literal["public-xxh3-v1", "keyed-xxh3-v1"]
 
 class PlacementConfig(Struct, frozen=True, kw_only=True):
     """Settings of load tracking, block names in bookings, and busy thresholds."""
+
+    GROUP: ClassVar[str] = "placement"
 
     router_track_active_blocks: Annotated[
         bool,
@@ -62,16 +64,22 @@ class PlacementConfig(Struct, frozen=True, kw_only=True):
         str, about("file with the key of keyed hashes: 32 bytes, raw or in hexadecimal")
     ] = ""
     router_tracking_key_id: Annotated[
-        str, about("name of that key; part of every block's name", max_length=256)
+        str, about("name of that key; part of every block's name", max_length=256, unit="NAME")
     ] = ""
     active_decode_blocks_threshold: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
-        about("a rank is busy above this fraction of its blocks in use; none: no limit", DECIDES),
+        about(
+            "a rank is busy above this fraction of its blocks in use; none: no limit",
+            DECIDES,
+            unit="FRACTION",
+        ),
     ] = None
     active_prefill_tokens_threshold: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         about(
-            "a rank is busy above this number of prompt tokens to compute; none: no limit", DECIDES
+            "a rank is busy above this number of prompt tokens to compute; none: no limit",
+            DECIDES,
+            unit="TOKENS",
         ),
     ] = None
     active_prefill_tokens_threshold_frac: Annotated[
@@ -85,6 +93,7 @@ class PlacementConfig(Struct, frozen=True, kw_only=True):
             DECIDES,
             ge=0,
             le=1,
+            unit="FRACTION",
         ),
     ] = 0.1
     lora_affinity_weight: Annotated[

@@ -5,11 +5,11 @@ Fields that Dynamo's routers also have carry the same names.
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
-from router.runtime.process.settings import DECIDES, about
+from router.runtime.process.settings import COMMON, DECIDES, about
 from router.scheduler.settings import DEFAULT_POLICY, PolicySettings, TrustWeights
 
 if TYPE_CHECKING:
@@ -80,14 +80,23 @@ def _placing(name: str, text: str, **limits: Any) -> Meta:
 class PolicyConfig(Struct, frozen=True, kw_only=True):
     """Settings of the policy in use, and of the policies' weights."""
 
+    GROUP: ClassVar[str] = "placement"
+
     policy: Annotated[
         str,
         about(
-            "policy for requests where neither the routing group nor the body names one", DECIDES
+            "policy for requests where neither the routing group nor the body names one",
+            DECIDES | COMMON,
+            unit="POLICY",
         ),
     ] = DEFAULT_POLICY
     group_policies: Annotated[
-        str, about("policies of routing groups: group=policy pairs, separated by commas", DECIDES)
+        str,
+        about(
+            "policies of routing groups: group=policy pairs, separated by commas",
+            DECIDES,
+            unit="GROUP=POLICY,…",
+        ),
     ] = ""
     overlap_score_weight: Annotated[
         float,
@@ -101,7 +110,9 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
     prefill_load_scale: Annotated[
         Annotated[float, Meta(ge=0, le=1e9)] | None,
         _placing(
-            "prefill_load_scale", "newer name of overlap_score_weight; here 0 leaves the index on"
+            "prefill_load_scale",
+            "newer name of overlap_score_weight; here 0 leaves the index on",
+            unit="WEIGHT",
         ),
     ] = None
     router_temperature: Annotated[
@@ -111,12 +122,17 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
             "0: take the cheapest rank; above 0: draw a rank at random, by softmax over costs",
             ge=0,
             le=1e9,
+            unit="TEMPERATURE",
         ),
     ] = 0.0
     overlap_score_credit: Annotated[
         float,
         _placing(
-            "overlap_score_credit", "credit for each block cached on the device", ge=0, le=1e9
+            "overlap_score_credit",
+            "credit for each block cached on the device",
+            ge=0,
+            le=1e9,
+            unit="WEIGHT",
         ),
     ] = 1.0
     overlap_score_credit_decay: Annotated[
@@ -126,6 +142,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
             "how fast that credit falls with the prefill reserved on the rank",
             ge=0,
             le=1e9,
+            unit="RATE",
         ),
     ] = 0.0
     host_cache_hit_weight: Annotated[
@@ -146,7 +163,11 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
     shared_cache_multiplier: Annotated[
         float,
         _placing(
-            "shared_cache_multiplier", "weight of each further block in the remote tier", ge=0, le=1
+            "shared_cache_multiplier",
+            "weight of each further block in the remote tier",
+            ge=0,
+            le=1,
+            unit="WEIGHT",
         ),
     ] = 0.0
     decode_active_request_weight: Annotated[
@@ -168,12 +189,17 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
             "how much overlap counts where the rank's trust is lagging",
             ge=0,
             le=1,
+            unit="WEIGHT",
         ),
     ] = 1.0
     trust_weight_degraded: Annotated[
         float,
         _placing(
-            "trust_weight_degraded", "how much overlap counts where it is degraded", ge=0, le=1
+            "trust_weight_degraded",
+            "how much overlap counts where it is degraded",
+            ge=0,
+            le=1,
+            unit="WEIGHT",
         ),
     ] = 0.5
     trust_weight_approximate: Annotated[
@@ -183,11 +209,18 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
             "how much overlap counts where it is estimated from bookings",
             ge=0,
             le=1,
+            unit="WEIGHT",
         ),
     ] = 0.5
     trust_weight_blind: Annotated[
         float,
-        _placing("trust_weight_blind", "how much overlap counts where it is blind", ge=0, le=1),
+        _placing(
+            "trust_weight_blind",
+            "how much overlap counts where it is blind",
+            ge=0,
+            le=1,
+            unit="WEIGHT",
+        ),
     ] = 0.0
 
     @property

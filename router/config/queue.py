@@ -5,14 +5,14 @@ Fields that Dynamo's routers also have carry the same names.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta, Struct, ValidationError, convert
 
 from router.errors import ConfigError
 from router.protocol.requests import MOST_MS, Unmet
 from router.protocol.values import Name, Scope
-from router.runtime.process.settings import DECIDES, about
+from router.runtime.process.settings import COMMON, DECIDES, about
 from router.scheduler.settings import OBJECTIVES, QueuePolicy
 
 if TYPE_CHECKING:
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 class QueueConfig(Struct, frozen=True, kw_only=True):
     """Settings of when requests are queued, in which order, and with which limits."""
 
+    GROUP: ClassVar[str] = "waiting requests"
+
     router_queue_threshold: Annotated[
         Annotated[float, Meta(ge=0, le=1e6)] | None,
         about(
             "requests wait while every rank has more prompt tokens to compute than "
             "this multiple of its max_num_batched_tokens; none: requests never "
             "wait",
-            DECIDES,
+            DECIDES | COMMON,
+            unit="MULTIPLE",
         ),
     ] = None
     router_queue_policy: Annotated[
@@ -41,10 +44,15 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     ] = "fcfs"
     router_policy_config: Annotated[
         str,
-        about("TOML or JSON file that defines policy classes; empty: there is one class", DECIDES),
+        about(
+            "TOML or JSON file that defines policy classes; empty: there is one class",
+            DECIDES,
+            unit="FILE",
+        ),
     ] = ""
     max_wait_s: Annotated[
-        float, about("a request that waits longer is refused with 529", DECIDES, gt=0, le=86_400)
+        float,
+        about("a request that waits longer is refused with 529", DECIDES | COMMON, gt=0, le=86_400),
     ] = 60.0
     max_waiting_requests: Annotated[
         int,
@@ -99,6 +107,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
             "models whose bookings may wait for their first worker: name, or group=name outside "
             "the routing group default, separated by commas",
             DECIDES,
+            unit="MODEL,…",
         ),
     ] = ""
 

@@ -4,7 +4,7 @@ Modules with kernels are imported where a setting is put to use: `--help` needs 
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Struct, structs
 
@@ -19,7 +19,7 @@ from router.config.queue import QueueConfig
 from router.config.server import BusConfig, IndexConfig, ServiceConfig
 from router.config.sessions import SessionConfig
 from router.runtime.http_server.config import BodyConfig, HttpServerConfig, LogConfig
-from router.runtime.process.settings import DECIDES, about, id_of_name, settings_of
+from router.runtime.process.settings import COMMON, DECIDES, about, id_of_name, settings_of
 from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
 
 if TYPE_CHECKING:
@@ -38,9 +38,14 @@ class EstimateConfig(Struct, frozen=True, kw_only=True):
     Of ranks without events always, and of those with events if `predicted_ttl_s` is set.
     """
 
+    GROUP: ClassVar[str] = "what caches hold"
+
     use_kv_events: Annotated[
         bool,
-        about("track cached blocks by KV events; no: estimate them from reservations", DECIDES),
+        about(
+            "track cached blocks by KV events; no: estimate them from reservations",
+            DECIDES | COMMON,
+        ),
     ] = True
     approximate_ttl_s: Annotated[
         float,
@@ -56,7 +61,10 @@ class EstimateConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 1 << 20
     approximate_prune_target: Annotated[
-        float, about("fraction of the estimated blocks left by pruning", DECIDES, ge=0, le=1)
+        float,
+        about(
+            "fraction of the estimated blocks left by pruning", DECIDES, ge=0, le=1, unit="FRACTION"
+        ),
     ] = 0.8
     predicted_ttl_s: Annotated[
         float,
@@ -81,17 +89,28 @@ class EstimateConfig(Struct, frozen=True, kw_only=True):
 class ReservationConfig(Struct, frozen=True, kw_only=True):
     """Reservations, and selections that may be reserved."""
 
+    GROUP: ClassVar[str] = "bookings"
+
     reservation_ttl_s: Annotated[
         float, about("a reservation without progress for this time is freed", DECIDES, gt=0)
     ] = 300.0
     max_reservations: Annotated[
-        int, about("limit of concurrent reservations; beyond it, 503", DECIDES, ge=1)
+        int,
+        about(
+            "limit of concurrent reservations; beyond it, 503", DECIDES, ge=1, unit="RESERVATIONS"
+        ),
     ] = 1_000_000
     selection_cache_ttl_s: Annotated[
         float, about("time for which a selection can be reserved by its id", gt=0)
     ] = 120.0
     selection_cache_max_entries: Annotated[
-        int, about("limit of selections kept for that; the oldest is dropped", ge=1, le=1 << 24)
+        int,
+        about(
+            "limit of selections kept for that; the oldest is dropped",
+            ge=1,
+            le=1 << 24,
+            unit="SELECTIONS",
+        ),
     ] = 4_096
     selection_cache_max_bytes: Annotated[
         int,

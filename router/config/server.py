@@ -5,13 +5,13 @@ Units are in the names: `_s`, `_bytes`.
 
 import socket
 from secrets import randbits
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Struct
 
 from router.indexer.base import DEFAULT_MAX_BLOCKS
 from router.protocol.subjects import NAMESPACE_PATTERN
-from router.runtime.process.settings import DECIDES, about
+from router.runtime.process.settings import COMMON, DECIDES, LIVE, about
 
 if TYPE_CHECKING:
     from router.indexer.factory import IndexSettings
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class ServiceConfig(Struct, frozen=True, kw_only=True):
     """The process: its name, workers, connections and end."""
 
+    GROUP: ClassVar[str] = "this process"
+
     name: Annotated[
         str,
         about(
@@ -27,7 +29,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = socket.gethostname()
     data_dir: Annotated[
-        str, about("folder that keeps registered workers across restarts; empty: none")
+        str, about("folder that keeps registered workers across restarts; empty: none", COMMON)
     ] = ""
     max_registered_ranks: Annotated[
         int, about("ranks that can be registered over HTTP; beyond that, 503", ge=1, le=65_536)
@@ -54,7 +56,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         int, about("HTTP connections; beyond that, 503 and closed", ge=1)
     ] = 4096
     drain_s: Annotated[
-        float, about("after SIGTERM: time between reporting not ready and closing", ge=0)
+        float, about("after SIGTERM: time between reporting not ready and closing", LIVE, ge=0)
     ] = 1.0
     metrics_max_ranks: Annotated[
         int, about("ranks that get metrics of their own; further ranks are only counted", ge=0)
@@ -64,11 +66,22 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
 class BusConfig(Struct, frozen=True, kw_only=True):
     """The bus, and what is stored on it."""
 
+    GROUP: ClassVar[str] = "NATS"
+
     namespace: Annotated[
-        str, about("name of the fleet on the bus", pattern=f"^{NAMESPACE_PATTERN}$")
+        str,
+        about(
+            "name of the fleet on the bus",
+            COMMON,
+            pattern=f"^{NAMESPACE_PATTERN}$",
+            form="letters, digits, _ and -, at most 64 of them",
+        ),
     ] = "default"
     nats_url: Annotated[
-        str, about("NATS server with JetStream; empty: no bus, engines are registered over HTTP")
+        str,
+        about(
+            "NATS server with JetStream; empty: no bus, engines are registered over HTTP", COMMON
+        ),
     ] = ""
     max_bus_requests: Annotated[
         int, about("requests from NATS answered concurrently; beyond that, 503", ge=1)
@@ -82,6 +95,7 @@ class BusConfig(Struct, frozen=True, kw_only=True):
             "number of events after which a snapshot of the index is stored, for "
             "faster starts; 0: never",
             ge=0,
+            unit="EVENTS",
         ),
     ] = 100_000
     reset_state: Annotated[
@@ -90,13 +104,18 @@ class BusConfig(Struct, frozen=True, kw_only=True):
     num_replicas: Annotated[
         int,
         about(
-            "JetStream replicas of the stream and buckets, if this router creates them", ge=1, le=5
+            "JetStream replicas of the stream and buckets, if this router creates them",
+            ge=1,
+            le=5,
+            unit="REPLICAS",
         ),
     ] = 1
 
 
 class IndexConfig(Struct, frozen=True, kw_only=True):
     """Threads and size of the index."""
+
+    GROUP: ClassVar[str] = "what caches hold"
 
     event_threads: Annotated[
         int, about("threads that update the index; above 1, the index is sharded", ge=1, le=64)

@@ -1,10 +1,10 @@
 """Settings of session affinity; `--help` prints them."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from msgspec import Struct
 
-from router.runtime.process.settings import DECIDES, about
+from router.runtime.process.settings import COMMON, DECIDES, about
 from router.runtime.security.redis_access import RedisAccess
 
 AffinityMode: TypeAlias = Literal["hard", "soft"]
@@ -13,11 +13,14 @@ AffinityMode: TypeAlias = Literal["hard", "soft"]
 class SessionConfig(Struct, frozen=True, kw_only=True):
     """Session affinity, and the Redis server in which routers share it."""
 
+    GROUP: ClassVar[str] = "sessions"
+
     session_affinity_ttl_s: Annotated[
         float,
         about(
             "a session stays on its rank until it has been idle for this long; 0: "
             "no session affinity",
+            COMMON,
             ge=0,
             le=31_536_000,
         ),
@@ -36,6 +39,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
             "sessions remembered by this router; beyond that, the one idle longest is removed",
             ge=1,
             le=1 << 24,
+            unit="SESSIONS",
         ),
     ] = 65_536
     redis_url: Annotated[

@@ -87,7 +87,7 @@ class Completions:
         self._kept_routes = kept_routes(self._kept.answer)
 
     def reconfigure(self, config: ForwardConfig) -> None:
-        """Apply changed limits, those of `reload.LIVE`."""
+        """Apply changed limits, those of `settings.LIVE`."""
         self.admission.limits = limits_of(config)
 
     def unready_reason(self) -> str | None:

@@ -1,7 +1,7 @@
 """Configuration of `kv-router forward`; `--help` prints it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Struct, structs
 
@@ -17,7 +17,8 @@ from router.errors import ConfigError
 from router.protocol.index_service import is_http_url
 from router.protocol.subjects import NAMESPACE_PATTERN
 from router.runtime.http_server.config import BodyConfig, HttpServerConfig, LogConfig
-from router.runtime.process.settings import FORWARD_PREFIX, Loaded, about, load_with_sources
+from router.runtime.process.loading import Loaded, load_with_sources
+from router.runtime.process.settings import COMMON, FORWARD_PREFIX, LIVE, about
 from router.runtime.security.config import (
     BlockKeyConfig,
     NatsConfig,
@@ -34,15 +35,23 @@ if TYPE_CHECKING:  # a forwarder of its own does not import the core
 class UpstreamConfig(Struct, frozen=True, kw_only=True):
     """The router, and how it is reached."""
 
-    nats_url: Annotated[str, about("NATS server with JetStream")] = ""
-    router_url: Annotated[str, about("URL of the router; not used with nats_url")] = (
+    GROUP: ClassVar[str] = "the router"
+
+    nats_url: Annotated[str, about("NATS server with JetStream", COMMON)] = ""
+    router_url: Annotated[str, about("URL of the router; not used with nats_url", COMMON)] = (
         "http://127.0.0.1:8092"
     )
     namespace: Annotated[
-        str, about("name of the fleet on the bus, with nats_url", pattern=f"^{NAMESPACE_PATTERN}$")
+        str,
+        about(
+            "name of the fleet on the bus, with nats_url",
+            COMMON,
+            pattern=f"^{NAMESPACE_PATTERN}$",
+            form="letters, digits, _ and -, at most 64 of them",
+        ),
     ] = "default"
     router_token_file: Annotated[
-        str, about("file with a token for the router, with the scopes route and admin")
+        str, about("file with a token for the router, with the scopes route and admin", COMMON)
     ] = ""
     router_tls_ca_file: Annotated[
         str, about("PEM file of certificate authorities for the router; empty: the system's")
@@ -52,7 +61,9 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
     max_wait_s: Annotated[
         float,
         about(
-            "limit of the wait in the router's queue, and for a worker where there is none", gt=0
+            "limit of the wait in the router's queue, and for a worker where there is none",
+            COMMON,
+            gt=0,
         ),
     ] = 60.0
 
@@ -70,6 +81,8 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
 class ForwardConfig(Struct, frozen=True, kw_only=True):
     """All settings of a forwarder."""
 
+    GROUP: ClassVar[str] = "listening"
+
     security: SecurityConfig = SecurityConfig()
     http: HttpServerConfig = HttpServerConfig(http_port=8000)
     bodies: BodyConfig = BodyConfig()
@@ -84,9 +97,9 @@ class ForwardConfig(Struct, frozen=True, kw_only=True):
     max_connections: Annotated[
         int, about("connections of clients; beyond that, 503 and closed", ge=1)
     ] = 8192
-    drain_s: Annotated[float, about("after SIGTERM: time to finish requests in flight", ge=0)] = (
-        30.0
-    )
+    drain_s: Annotated[
+        float, about("after SIGTERM: time to finish requests in flight", LIVE, ge=0)
+    ] = 30.0
 
     @property
     def has_remote_prefill(self) -> bool:

@@ -13,9 +13,9 @@ from router.client import RouterClient
 from router.forward.config import EppConfig, ForwardConfig
 from router.forward.endpoint import OpenAiEndpoint, client_settings
 from router.forward.metrics import ForwardMetrics
+from router.runtime.process.loading import Loaded
 from router.runtime.process.metrics import expose
 from router.runtime.process.request_ids import ANSWERED, TRACEPARENT
-from router.runtime.process.settings import Loaded
 from router.runtime.security.edge import EDGE_METRICS, Edge
 from router.runtime.security.nats_access import nats_access
 

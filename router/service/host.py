@@ -191,7 +191,7 @@ class CoreHost:
         expose(registry, "kv_router_", REGISTRATION_METRICS, self.registrations)
 
     def reconfigure(self, config: RouterConfig | IndexerConfig) -> None:
-        """Apply changed settings; see `reload.LIVE`."""
+        """Apply changed settings; see `settings.LIVE`."""
         self._config = config
 
     async def run(

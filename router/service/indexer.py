@@ -15,7 +15,7 @@ from router.core.core import RouterCore
 from router.indexer.factory import make_indexer
 from router.ingest.peer_recovery import KnownPeers, Recovery
 from router.runtime.bus.connection import Bus
-from router.runtime.process.settings import Loaded
+from router.runtime.process.loading import Loaded
 from router.service.bus_feed import Task
 from router.service.host import CoreHost, Hooks
 
@@ -54,7 +54,7 @@ class IndexService:
         self._front = Front(self._api.app(), *own, ReadyProbe(host.status, core).find)
 
     def reconfigure(self, loaded: Loaded[IndexerConfig]) -> None:
-        """Apply changed settings, those of `reload.LIVE`."""
+        """Apply changed settings, those of `settings.LIVE`."""
         config = loaded.config
         self._host.reconfigure(config)
         self._front.reconfigure(config.http, config.bodies)

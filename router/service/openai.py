@@ -37,7 +37,7 @@ class RouterEndpoint:
         self._closed = asyncio.Event()
 
     def reconfigure(self, config: RouterConfig) -> None:
-        """Apply changed settings, those of `reload.LIVE`."""
+        """Apply changed settings, those of `settings.LIVE`."""
         self._endpoint.reconfigure(in_router(config))
 
     def listening(self) -> AbstractContextManager[socket.socket | None]:

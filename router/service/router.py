@@ -47,7 +47,8 @@ from router.protocol.catalogue import (
 from router.runtime.bus.connection import Bus
 from router.runtime.bus.errors import BusUnavailableError
 from router.runtime.http_server.server import endpoint_of
-from router.runtime.process.settings import NO_OTHERS, Loaded, effective
+from router.runtime.process.loading import NO_OTHERS, Loaded
+from router.runtime.process.settings import effective
 from router.service.bus_feed import Task
 from router.service.extras import make_decision_log, make_sessions, make_tracer
 from router.service.host import CoreHost, Hooks
@@ -124,7 +125,7 @@ class RouterService:
         self._index_rpc = IndexRpc(core, lookups, *told, config.bus.max_bus_requests)
 
     def reconfigure(self, loaded: Loaded[RouterConfig]) -> None:
-        """Apply changed settings, those of `reload.LIVE`."""
+        """Apply changed settings, those of `settings.LIVE`."""
         config = loaded.config
         self._settings.update(effective(config, loaded.sources, self._unused))
         self.host.reconfigure(config)

@@ -59,3 +59,45 @@ def test_ctrl_c_before_there_is_anything_to_stop_ends_a_command_without_a_traceb
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
         assert "Traceback" not in process.stderr.read()
+
+
+PROCESSES = [
+    (main, "serve"),
+    (main, "forward"),
+    (main, "epp"),
+    (main, "indexer"),
+    (main, "up"),
+    (main, "doctor"),
+    (main, "simulate"),
+    (worker_agent.cli.main, "run"),
+]
+
+
+def helped(run, capsys, *words):
+    with pytest.raises(SystemExit) as end:
+        run(list(words))
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("run", "command"), PROCESSES)
+def test_help_fits_on_a_page_and_every_setting_has_a_unit_or_choices(
+    run, command, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(helped(run, capsys, command, "--help").splitlines()) <= 80
+    try:
+        every = helped(run, capsys, command, "--help-all")
+    except AssertionError:  # it has few settings, which `--help` shows
+        every = helped(run, capsys, command, "--help")
+    assert "VALUE" not in every
+
+
+@pytest.mark.parametrize("command", ["serve", "forward", "epp", "indexer", "up"])
+def test_help_loads_no_kernel(command):
+    code = (
+        "import sys; from router.cli import main\n"
+        "try: main([sys.argv[1], '--help'])\n"
+        "except SystemExit: sys.exit('numba' in sys.modules or 'uvicorn' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, command], check=True, stdout=subprocess.DEVNULL)

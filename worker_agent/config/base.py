@@ -1,7 +1,7 @@
 """The settings of every worker agent, whichever engine it serves."""
 
 import socket
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Struct
 
@@ -9,20 +9,28 @@ from router.errors import ConfigError
 from router.protocol.catalogue import Enforcement, WorkerLabels
 from router.protocol.subjects import NAMESPACE_PATTERN
 from router.protocol.values import Endpoint, Rank, ranks_of
-from router.runtime.process.settings import about, id_of_name
+from router.runtime.process.settings import COMMON, about, id_of_name
 
 
 class WorkerConfig(Struct, frozen=True, kw_only=True):
     """Identity of a worker."""
 
-    name: Annotated[str, about("stable name, such as the pod's", min_length=1, max_length=256)] = (
-        socket.gethostname()
-    )
+    GROUP: ClassVar[str] = "this worker"
+
+    name: Annotated[
+        str, about("stable name, such as the pod's", COMMON, min_length=1, max_length=256)
+    ] = socket.gethostname()
     worker_id: Annotated[
-        int | None, about("stable id of the worker; by default derived from the name")
+        int | None, about("stable id of the worker; by default derived from the name", unit="ID")
     ] = None
     namespace: Annotated[
-        str, about("fleet to join on the bus", pattern=f"^{NAMESPACE_PATTERN}$")
+        str,
+        about(
+            "fleet to join on the bus",
+            COMMON,
+            pattern=f"^{NAMESPACE_PATTERN}$",
+            form="letters, digits, _ and -, at most 64 of them",
+        ),
     ] = "default"
 
     @property
@@ -34,7 +42,9 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
 class AgentBusConfig(Struct, frozen=True, kw_only=True):
     """The bus, and how the agent publishes on it."""
 
-    nats_url: Annotated[str, about("NATS server with JetStream", min_length=1)] = (
+    GROUP: ClassVar[str] = "NATS"
+
+    nats_url: Annotated[str, about("NATS server with JetStream", COMMON, min_length=1)] = (
         "nats://127.0.0.1:4222"
     )
     event_flush_s: Annotated[
@@ -55,6 +65,7 @@ class AgentBusConfig(Struct, frozen=True, kw_only=True):
             "JetStream replicas of the stream and the bucket, if this agent creates them",
             ge=1,
             le=5,
+            unit="REPLICAS",
         ),
     ] = 1
 
@@ -62,48 +73,72 @@ class AgentBusConfig(Struct, frozen=True, kw_only=True):
 class AgentConfig(Struct, frozen=True, kw_only=True):
     """The agent's place in the fleet: engine, routing group, labels and ranks."""
 
+    GROUP: ClassVar[str] = "this worker"
+
     engine: Annotated[
         Literal["reference", "vllm", "sglang", "trtllm"],
         about(
             "reference: an engine that the agent runs itself; vllm, sglang, "
-            "trtllm: an engine that already runs"
+            "trtllm: an engine that already runs",
+            COMMON,
         ),
     ] = "reference"
     routing_group: Annotated[
-        str, about("routing group of the worker", min_length=1, max_length=256)
+        str, about("routing group of the worker", COMMON, min_length=1, max_length=256)
     ] = "default"
     role: Annotated[
         Literal["aggregated", "prefill", "decode"],
         about(
-            "prefill: only computes prompts; decode: only continues computed ones; aggregated: both"
+            "prefill: only computes prompts; decode: only continues them; aggregated: both",
+            COMMON,
         ),
     ] = "aggregated"
     taints: Annotated[
         str | list[str],
-        about("labels, comma-separated or a list, that requests may require or prefer"),
+        about(
+            "labels, comma-separated or a list, that requests may require or prefer", unit="LABEL,…"
+        ),
     ] = ""
     topology_domains: Annotated[
         str | dict[str, str],
-        about("topology of the worker, as zone=a,rack=7 or a table; these are taints as well"),
+        about(
+            "topology of the worker, as zone=a,rack=7 or a table; these are taints as well",
+            unit="DOMAIN=PLACE,…",
+        ),
     ] = ""
     kv_transfer_domain: Annotated[
-        str, about("name of a topology domain within which a prompt computed here is decoded")
+        str,
+        about(
+            "name of a topology domain within which a prompt computed here is decoded",
+            unit="DOMAIN",
+        ),
     ] = ""
     kv_transfer_enforcement: Annotated[
         Enforcement, about("required: it must be decoded there; preferred: it should be")
     ] = "required"
     lora_names: Annotated[
         str | list[str],
-        about("LoRA adapters that the worker can serve, comma-separated or a list; empty: any"),
+        about(
+            "LoRA adapters that the worker can serve, comma-separated or a list; empty: any",
+            unit="NAME,…",
+        ),
     ] = ""
     endpoint: Annotated[
-        Endpoint | None, about("URL of the engine for callers; by default the agent's own")
+        Endpoint | None,
+        about("URL of the engine for callers; by default the agent's own", COMMON, unit="URL"),
     ] = None
     data_parallel_start_rank: Annotated[
-        int, about("number of the first data-parallel rank", ge=0, le=65_535)
+        int, about("number of the first data-parallel rank", ge=0, le=65_535, unit="RANK")
     ] = 0
     data_parallel_size: Annotated[
-        int, about("number of data-parallel ranks, each with a cache of its own", ge=1, le=64)
+        int,
+        about(
+            "number of data-parallel ranks, each with a cache of its own",
+            COMMON,
+            ge=1,
+            le=64,
+            unit="RANKS",
+        ),
     ] = 1
     load_interval_s: Annotated[
         float, about("interval of load reports, which are the worker's heartbeats", gt=0, le=0.5)

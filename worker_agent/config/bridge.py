@@ -1,7 +1,7 @@
 """Configuration of an agent next to an engine that manages its own blocks."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -11,7 +11,7 @@ from router.protocol.values import Name, Rank, number_in
 from router.publisher.batch_order.address import EngineAddress, rank_endpoint
 from router.publisher.engine_metrics.dialects import EngineKind, EngineLimits
 from router.runtime.http_server.config import HttpServerConfig, LogConfig
-from router.runtime.process.settings import about
+from router.runtime.process.settings import COMMON, about
 from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
 from router.sequence.hashing.keyed_hashes import HashKeying
 from worker_agent.config.base import AgentBusConfig, AgentConfig, WorkerConfig, listed
@@ -27,27 +27,34 @@ DEFAULT_EVENTS = "tcp://127.0.0.1:5557"
 class EngineConfig(Struct, frozen=True, kw_only=True):
     """The engine next to the agent. Sizes that are not set are read from its metrics."""
 
+    GROUP: ClassVar[str] = "engine"
+
     zmq: Annotated[
         str,
         about(
             "ZMQ endpoint of the engine's cache events: that of rank 0, with the "
-            "rank added to its port, or one for each rank, separated by commas"
+            "rank added to its port, or one for each rank, separated by commas",
+            COMMON,
+            unit="ENDPOINT",
         ),
     ] = DEFAULT_EVENTS
     replay: Annotated[
         str | None,
         about(
             "ZMQ endpoint where the engine replays events, given likewise; without "
-            "it, lost events cannot be recovered"
+            "it, lost events cannot be recovered",
+            COMMON,
+            unit="ENDPOINT",
         ),
     ] = None
-    topic: Annotated[str, about("prefix of the topics to subscribe to")] = ""
+    topic: Annotated[str, about("prefix of the topics to subscribe to", COMMON, unit="TOPIC")] = ""
     load: Annotated[
         str | None,
         about(
             "ZMQ endpoint of SGLang's load reports, given likewise; auto: where "
             "SGLang's --load-publish-endpoint auto puts it. By default the load is "
-            "read from metrics_url"
+            "read from metrics_url",
+            unit="ENDPOINT",
         ),
     ] = None
     tiers: Annotated[
@@ -55,7 +62,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         about(
             "ZMQ endpoint of a block manager in the engine that reports its host, "
             "disk and remote tiers, given likewise; merged with the engine's own "
-            "events"
+            "events",
+            unit="ENDPOINT",
         ),
     ] = None
     events_url: Annotated[
@@ -63,21 +71,28 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         about(
             "URL to poll for events of a TensorRT-LLM engine that does not stream "
             "them, such as http://127.0.0.1:8000/kv_cache_events; nothing else may "
-            "poll it"
+            "poll it",
+            form="http://host:port/path",
         ),
     ] = None
     metrics_url: Annotated[
         HttpUrl | None,
-        about("URL of the engine's Prometheus metrics, such as http://127.0.0.1:8000/metrics"),
+        about(
+            "URL of the engine's Prometheus metrics, such as http://127.0.0.1:8000/metrics",
+            COMMON,
+            form="http://host:port/path",
+        ),
     ] = None
     metrics_interval_s: Annotated[
         float, about("interval at which the metrics are read", gt=0, le=2.5)
     ] = 0.5
     model_name: Annotated[
-        Name | None, about("name of the model; by default the one that the engine reports")
+        Name | None, about("name of the model; by default the one that the engine reports", COMMON)
     ] = None
-    block_size: Annotated[BlockSize | None, about("tokens in a block")] = None
-    total_kv_blocks: Annotated[Size | None, about("blocks in the cache of each rank")] = None
+    block_size: Annotated[BlockSize | None, about("tokens in a block", COMMON)] = None
+    total_kv_blocks: Annotated[Size | None, about("blocks in the cache of each rank", COMMON)] = (
+        None
+    )
     max_num_batched_tokens: Annotated[
         Size | None, about("tokens in a step of the engine; 2048 if the engine does not report it")
     ] = None
@@ -96,11 +111,17 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     ] = None
     eagle_groups: Annotated[
         str | list[str],
-        about("groups of layers whose last block the engine drops of a hit, comma-separated"),
+        about(
+            "groups of layers whose last block the engine drops of a hit, comma-separated",
+            unit="GROUP,…",
+        ),
     ] = ""
     silent_block_sizes: Annotated[
         str | list[str],
-        about("block sizes of groups of layers that are never cached, comma-separated"),
+        about(
+            "block sizes of groups of layers that are never cached, comma-separated",
+            unit="TOKENS,…",
+        ),
     ] = ""
     state_dir: Annotated[
         str | None,

@@ -4,7 +4,7 @@ An agent runs its own engine (`ReferenceConfig`), or serves one next to it (`Bri
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, ClassVar, Literal, TypeVar, get_args
 
 from msgspec import Struct
 
@@ -13,14 +13,8 @@ from router.protocol.values import Identity
 from router.publisher.engine_metrics.dialects import EngineKind
 from router.runtime.http_server.config import HttpServerConfig, LogConfig
 from router.runtime.process.aliases import Alias, check_variables
-from router.runtime.process.settings import (
-    AGENT_PREFIX,
-    Loaded,
-    about,
-    first_pass,
-    load_with_sources,
-    settings_of,
-)
+from router.runtime.process.loading import Loaded, first_pass, load_with_sources
+from router.runtime.process.settings import AGENT_PREFIX, COMMON, about, settings_of
 from router.runtime.security.config import (
     BlockKeyConfig,
     NatsConfig,
@@ -41,11 +35,15 @@ _ENGINES: tuple[str, ...] = (REFERENCE, *get_args(EngineKind))
 class EngineSettings(Struct, frozen=True, kw_only=True):
     """The reference engine and its model."""
 
+    GROUP: ClassVar[str] = "engine"
+
     model_name: Annotated[
-        str, about("name of the model that is served", min_length=1, max_length=256)
+        str, about("name of the model that is served", COMMON, min_length=1, max_length=256)
     ] = "default"
-    block_size: Annotated[int, about("tokens in a block; a power of two", ge=1, le=1024)] = 16
-    num_blocks: Annotated[int, about("blocks in the pool of each rank", ge=1)] = 2048
+    block_size: Annotated[
+        int, about("tokens in a block; a power of two", COMMON, ge=1, le=1024)
+    ] = 16
+    num_blocks: Annotated[int, about("blocks in the pool of each rank", COMMON, ge=1)] = 2048
     kv_layout: Annotated[
         Literal["contiguous", "block_first", "block_second"],
         about("layout of blocks on the device: in one piece, or layer by layer"),
@@ -59,17 +57,24 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
         int, about("requests waiting on each rank; beyond that, the engine responds 429", ge=1)
     ] = 1024
     max_model_len: Annotated[
-        int, about("most tokens of a request, prompt and output together", ge=16, le=65_536)
+        int,
+        about(
+            "most tokens of a request, prompt and output together", ge=16, le=65_536, unit="TOKENS"
+        ),
     ] = 4096
-    num_layers: Annotated[int, about("layers of the model", ge=1, le=64)] = 4
-    hidden_size: Annotated[int, about("hidden size of the model", ge=16, le=4096)] = 256
-    num_heads: Annotated[int, about("query heads of the reference model", ge=1, le=64)] = 8
+    num_layers: Annotated[int, about("layers of the model", ge=1, le=64, unit="LAYERS")] = 4
+    hidden_size: Annotated[int, about("hidden size of the model", ge=16, le=4096, unit="SIZE")] = (
+        256
+    )
+    num_heads: Annotated[
+        int, about("query heads of the reference model", ge=1, le=64, unit="HEADS")
+    ] = 8
     num_kv_heads: Annotated[
-        int, about("key and value heads of the reference model", ge=1, le=64)
+        int, about("key and value heads of the reference model", ge=1, le=64, unit="HEADS")
     ] = 2
-    seed: Annotated[int, about("seed of the reference model's weights", ge=0)] = 0
+    seed: Annotated[int, about("seed of the reference model's weights", ge=0, unit="SEED")] = 0
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], about("torch device; auto: CUDA if there is a GPU")
+        Literal["auto", "cpu", "cuda"], about("torch device; auto: CUDA if there is a GPU", COMMON)
     ] = "auto"
     num_threads: Annotated[int, about("threads of torch on the CPU", ge=1, le=256)] = 1
     drain_s: Annotated[float, about("after SIGTERM: time for running requests to end", ge=0)] = 10.0

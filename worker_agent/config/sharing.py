@@ -1,12 +1,12 @@
 """An agent's settings of block sharing between workers."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Struct
 
 from router.runtime.process.setting_rules import ConflictRule, check_rules
-from router.runtime.process.settings import about
+from router.runtime.process.settings import COMMON, about
 from router.runtime.security.config import check_readable
 
 
@@ -16,8 +16,10 @@ class SharingSettings(Struct, frozen=True, kw_only=True):
     The block server listens on `host`, as for callers, and with `tls_cert_file` only with TLS.
     """
 
+    GROUP: ClassVar[str] = "sharing between workers"
+
     share: Annotated[
-        bool, about("workers read cached blocks from each other; needs block_key_file")
+        bool, about("workers read cached blocks from each other; needs block_key_file", COMMON)
     ] = False
     share_port: Annotated[
         int,
@@ -29,7 +31,11 @@ class SharingSettings(Struct, frozen=True, kw_only=True):
     ] = 0
     share_address: Annotated[
         str,
-        about("host name under which other workers reach this one; empty: host", max_length=253),
+        about(
+            "host name under which other workers reach this one; empty: host",
+            max_length=253,
+            unit="HOST",
+        ),
     ] = ""
     share_dir: Annotated[
         str,

@@ -1,12 +1,12 @@
 """An agent's settings of the tiers below the device."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Struct
 
 from router.runtime.process.setting_rules import ConflictRule, check_rules
-from router.runtime.process.settings import about
+from router.runtime.process.settings import COMMON, about
 from worker_agent.offload.policies import OffloadRule
 
 GB = 10**9
@@ -18,7 +18,11 @@ class TierSettings(Struct, frozen=True, kw_only=True):
     The size of a tier is its number of blocks or, if that is 0, a size in 10^9 bytes.
     """
 
-    host_cache_blocks: Annotated[int, about("blocks in host memory (G2), for each rank", ge=0)] = 0
+    GROUP: ClassVar[str] = "tiers"
+
+    host_cache_blocks: Annotated[
+        int, about("blocks in host memory (G2), for each rank", COMMON, ge=0)
+    ] = 0
     host_cache_gb: Annotated[
         float, about("the same in 10^9 bytes, used if host_cache_blocks is 0", ge=0)
     ] = 0.0
@@ -28,14 +32,15 @@ class TierSettings(Struct, frozen=True, kw_only=True):
             "directory in memory (/dev/shm) where host blocks outlive the agent; empty: they do not"
         ),
     ] = ""
-    disk_cache_blocks: Annotated[int, about("blocks on disk (G3), for each rank", ge=0)] = 0
+    disk_cache_blocks: Annotated[int, about("blocks on disk (G3), for each rank", COMMON, ge=0)] = 0
     disk_cache_gb: Annotated[
         float, about("the same in 10^9 bytes, used if disk_cache_blocks is 0", ge=0)
     ] = 0.0
     disk_cache_dir: Annotated[
         str,
         about(
-            "directory where disk blocks outlive the agent; empty: a temporary one, and they do not"
+            "folder where disk blocks outlive the agent; empty: a temporary one, and they do not",
+            COMMON,
         ),
     ] = ""
     disk_zero_fill: Annotated[
@@ -43,7 +48,10 @@ class TierSettings(Struct, frozen=True, kw_only=True):
     ] = False
     disk_direct: Annotated[bool, about("bypass the page cache if the file system can")] = True
     remote_cache_url: Annotated[
-        str, about("Redis server that workers share as remote tier (G4), redis://…; empty: none")
+        str,
+        about(
+            "Redis server that workers share as remote tier (G4), redis://…; empty: none", COMMON
+        ),
     ] = ""
     remote_cache_username: Annotated[
         str, about("user (ACL) of the remote tier's Redis; empty: the default user")
@@ -101,7 +109,12 @@ class TierSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = 10.0
     offload_min_priority: Annotated[
-        int, about("blocks are stored only up to the first with a lower priority than this", ge=0)
+        int,
+        about(
+            "blocks are stored only up to the first with a lower priority than this",
+            ge=0,
+            unit="PRIORITY",
+        ),
     ] = 0
     adopt_timeout_s: Annotated[
         float,

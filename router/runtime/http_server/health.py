@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from router.runtime.process.settings import first_pass
+from router.runtime.process.loading import first_pass
 
 TIMEOUT_S = 2.0
 ANY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104

@@ -13,17 +13,13 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from router.errors import ConfigError
+from router.runtime.process.loading import Loaded
 from router.runtime.process.logs import log_to_stderr
-from router.runtime.process.settings import Loaded, effective, settings_of, with_settings
+from router.runtime.process.settings import LIVE, effective, settings_of, with_settings
 
 T = TypeVar("T", bound=Struct)
 
 log = logging.getLogger(__name__)
-
-LIVE = frozenset(
-    {"log_level", "log_format", "body_limit_bytes", "body_timeout_s", "max_requests", "drain_s"}
-)
-"""Settings that are read at each use. All others take effect at a restart."""
 
 
 class ConfigReloader(Generic[T]):
@@ -54,14 +50,13 @@ class ConfigReloader(Generic[T]):
             return
         before, after = self._current.config, loaded.config
         pairs = zip(settings_of(before), settings_of(after), strict=True)
-        changed = [new.name for old, new in pairs if new.value != old.value]
-        live = [name for name in changed if name in LIVE]
-        self._change(loaded, live)
-        for name in changed:
-            note = "" if name in LIVE else "; takes effect at a restart"
-            log.warning("reload: %s%s", _change_text(name, before, after), note)
-        for each in self._reread():
-            log.info("reload: %s", each)
+        changed = [new for old, new in pairs if new.value != old.value]
+        self._change(loaded, [each.name for each in changed if each.has_mark(LIVE)])
+        for each in changed:
+            note = "" if each.has_mark(LIVE) else "; takes effect at a restart"
+            log.warning("reload: %s%s", _change_text(each.name, before, after), note)
+        for what in self._reread():
+            log.info("reload: %s", what)
         if not changed:
             log.info("reload: no setting changed")
 

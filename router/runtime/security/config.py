@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -17,18 +17,21 @@ from router.errors import ConfigError
 from router.runtime.kernels.hash_key import BlockKey
 from router.runtime.process.redaction import SECRET, redact
 from router.runtime.process.setting_rules import ConflictRule, check_rules
-from router.runtime.process.settings import about, settings_of
+from router.runtime.process.settings import COMMON, about, settings_of
 from router.runtime.security.secret_files import read_block_key
 
 
 class SecurityConfig(Struct, frozen=True, kw_only=True):
     """Address to listen on, authentication and TLS."""
 
+    GROUP: ClassVar[str] = "listening"
+
     host: Annotated[
         str,
         about(
             "address to listen on; any but loopback needs token_file, "
             "tls_client_ca_file or insecure_public_bind",
+            COMMON,
             min_length=1,
         ),
     ] = "127.0.0.1"
@@ -40,7 +43,10 @@ class SecurityConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = False
     token_file: Annotated[
-        str, about("file of bearer tokens, read again when it changes; empty: no tokens required")
+        str,
+        about(
+            "file of bearer tokens, read again when it changes; empty: no tokens required", COMMON
+        ),
     ] = ""
     default_requests_per_s: Annotated[
         float,
@@ -57,9 +63,9 @@ class SecurityConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 50.0
     tls_cert_file: Annotated[
-        str, about("PEM certificate (chain) of HTTPS; empty: HTTP without TLS")
+        str, about("PEM certificate (chain) of HTTPS; empty: HTTP without TLS", COMMON)
     ] = ""
-    tls_key_file: Annotated[str, about("PEM file of the certificate's private key")] = ""
+    tls_key_file: Annotated[str, about("PEM file of the certificate's private key", COMMON)] = ""
     tls_client_ca_file: Annotated[
         str,
         about(
@@ -71,6 +77,8 @@ class SecurityConfig(Struct, frozen=True, kw_only=True):
 
 class NatsConfig(Struct, frozen=True, kw_only=True):
     """Credentials and TLS for NATS."""
+
+    GROUP: ClassVar[str] = "NATS"
 
     nats_creds_file: Annotated[
         str, about("NATS credentials: a user's JWT and seed, as nsc writes them")
@@ -90,6 +98,8 @@ class NatsConfig(Struct, frozen=True, kw_only=True):
             "subject under which NATS responses are received, if this process's NATS user may "
             "subscribe to no other (deploy/nats/users.conf)",
             pattern=r"^_INBOX(\.[A-Za-z0-9_-]{1,64}){0,4}$",
+            unit="SUBJECT",
+            form="_INBOX, with up to four further words: _INBOX.router",
         ),
     ] = "_INBOX"
 
@@ -97,11 +107,13 @@ class NatsConfig(Struct, frozen=True, kw_only=True):
 class BlockKeyConfig(Struct, frozen=True, kw_only=True):
     """The fleet's secret key."""
 
+    GROUP: ClassVar[str] = "NATS"
+
     block_key_file: Annotated[
         str, about("file with the fleet's secret key, from which block hashes on the bus derive")
     ] = ""
     block_key: Annotated[
-        str, about("the secret key itself, for environments without files", SECRET)
+        str, about("the secret key itself, for environments without files", SECRET, unit="KEY")
     ] = ""
 
     def read(self) -> BlockKey | None:

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 from msgspec import Struct
 
 from router.errors import ConfigError
-from router.runtime.process.settings import DOCTOR_PREFIX, about, load
+from router.runtime.process.loading import load
+from router.runtime.process.settings import DOCTOR_PREFIX, about
 
 
 class DoctorConfig(Struct, frozen=True, kw_only=True):
@@ -14,12 +15,17 @@ class DoctorConfig(Struct, frozen=True, kw_only=True):
 
     zmq: Annotated[
         str,
-        about("event endpoint of one rank, tcp://host:port or ipc:///path; empty: --url is asked"),
+        about(
+            "event endpoint of one rank, tcp://host:port or ipc:///path; empty: --url is asked",
+            unit="ENDPOINT",
+        ),
     ] = ""
-    replay: Annotated[str, about("replay endpoint of that rank; empty: none")] = ""
-    topic: Annotated[str, about("topic prefix that the router would subscribe to")] = ""
+    replay: Annotated[str, about("replay endpoint of that rank; empty: none", unit="ENDPOINT")] = ""
+    topic: Annotated[
+        str, about("topic prefix that the router would subscribe to", unit="TOPIC")
+    ] = ""
     url: Annotated[str, about("the engine's OpenAI server, http://host:port")] = ""
-    model: Annotated[str, about("the engine's model; empty: from the server")] = ""
+    model: Annotated[str, about("the engine's model; empty: from the server", unit="NAME")] = ""
     block_size: Annotated[
         int, about("tokens per block; 0: taken from the events", ge=0, le=65_536)
     ] = 0
@@ -27,7 +33,7 @@ class DoctorConfig(Struct, frozen=True, kw_only=True):
         Literal["", "vllm", "sglang", "trtllm"], about("vllm, sglang or trtllm; empty: detected")
     ] = ""
     seconds: Annotated[
-        float, about("duration of the subscription to live events", gt=0, le=3600)
+        float, about("duration of the subscription to live events", gt=0, le=3600, unit="SECONDS")
     ] = 10.0
     probe: Annotated[
         bool, about("send a few small requests to --url, and check the events that they cause")

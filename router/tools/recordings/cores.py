@@ -9,7 +9,8 @@ from router.core.core import RouterCore
 from router.errors import ConfigError
 from router.recording.format import Header, RecordingError, Setting
 from router.recording.recorded_core import Record, RecordedCore
-from router.runtime.process.settings import checked, configured, settings_of
+from router.runtime.process.loading import checked
+from router.runtime.process.settings import configured, settings_of
 
 
 def decision_settings(config: RouterConfig) -> dict[str, Setting]:

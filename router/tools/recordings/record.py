@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from secrets import randbits
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Struct, structs
 
@@ -20,7 +20,7 @@ from router.recording.format import Header
 from router.runtime.http_server.server import run_until_signal
 from router.runtime.process.logs import log_to_stderr
 from router.runtime.process.metrics import expose
-from router.runtime.process.settings import about
+from router.runtime.process.settings import COMMON, about
 from router.service.router import RouterService
 from router.tools.recordings.cores import decision_settings, recorded_core
 
@@ -28,15 +28,24 @@ from router.tools.recordings.cores import decision_settings, recorded_core
 class RecordConfig(Struct, frozen=True, kw_only=True):
     """Settings of a recording router: those of any router, and the limits of the recording."""
 
+    GROUP: ClassVar[str] = "recording"
+
     router: RouterConfig = RouterConfig()
     output: Annotated[
-        str, about("file to write; it must not exist yet, and will contain prompts")
+        str,
+        about(
+            "file to write; it must not exist yet, and will contain prompts", COMMON, unit="FILE"
+        ),
     ] = ""
-    max_records: Annotated[int, about("stop after this many records; 0: no limit", ge=0)] = 0
-    max_bytes: Annotated[int, about("stop before the file gets larger than this", ge=4096)] = (
-        1 << 30
-    )
-    seconds: Annotated[float, about("stop after this time; 0: no limit", ge=0)] = 0.0
+    max_records: Annotated[
+        int, about("stop after this many records; 0: no limit", ge=0, unit="RECORDS")
+    ] = 0
+    max_bytes: Annotated[
+        int, about("stop before the file gets larger than this", COMMON, ge=4096)
+    ] = 1 << 30
+    seconds: Annotated[
+        float, about("stop after this time; 0: no limit", COMMON, ge=0, unit="SECONDS")
+    ] = 0.0
 
 
 def load_record_config(arguments: Sequence[str], environment: Mapping[str, str]) -> RecordConfig:

@@ -27,7 +27,8 @@ from router.recording.format import (
     decode_lines,
 )
 from router.recording.replay import Replay
-from router.runtime.process.settings import checked, describe
+from router.runtime.process.loading import checked
+from router.runtime.process.settings import describe
 from router.tools.recordings import report
 from router.tools.recordings.cores import replayed_core
 from router.tools.recordings.tally import Tally

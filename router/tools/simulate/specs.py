@@ -11,7 +11,7 @@ from router.config.router import DECISION_SETTINGS, RouterConfig
 from router.core.core import RouterCore
 from router.errors import ConfigError
 from router.recording.format import Setting
-from router.runtime.process.settings import checked
+from router.runtime.process.loading import checked
 from router.tools.recordings.cores import config_of, decision_settings
 
 T = TypeVar("T")

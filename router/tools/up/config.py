@@ -5,15 +5,18 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from router.runtime.process.loading import load
 from router.runtime.process.logs import LogLevel
-from router.runtime.process.settings import UP_PREFIX, about, load
+from router.runtime.process.settings import UP_PREFIX, about
 
 
 class UpConfig(Struct, frozen=True, kw_only=True):
     """Settings of a fleet on one machine."""
 
     workers: Annotated[int, about("workers to start", ge=1, le=64)] = 3
-    dp_size: Annotated[int, about("data-parallel ranks of each worker", ge=1, le=64)] = 1
+    dp_size: Annotated[
+        int, about("data-parallel ranks of each worker", ge=1, le=64, unit="RANKS")
+    ] = 1
     port: Annotated[
         int, about("port of the router and its dashboard; 0 takes a free one", ge=0, le=65535)
     ] = 8092
@@ -35,18 +38,23 @@ class UpConfig(Struct, frozen=True, kw_only=True):
     ] = False
     disaggregated: Annotated[
         Annotated[str, Meta(pattern="^[1-9][0-9]?:[1-9][0-9]?$")] | None,
-        about("P:D, in place of --workers: P prefill workers and D decode workers"),
+        about(
+            "P:D, in place of --workers: P prefill workers and D decode workers",
+            unit="P:D",
+            form="P:D, such as 1:2, each from 1 to 99",
+        ),
     ] = None
     vllm: Annotated[
         str | None,
         about(
             "a model's folder or name: starts two vLLM engines with it, in place of --workers, and "
-            "attaches them by URL; needs `vllm` beside this Python or in PATH"
+            "attaches them by URL; needs `vllm` beside this Python or in PATH",
+            unit="MODEL",
         ),
     ] = None
     vllm_args: Annotated[
         str,
-        about("further arguments of `vllm serve`, as a shell would split them"),
+        about("further arguments of `vllm serve`, as a shell would split them", unit="ARGUMENTS"),
     ] = ""
     demo: Annotated[
         bool, about("run conversations that show the router's decisions, before serving")

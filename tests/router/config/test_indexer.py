@@ -76,7 +76,7 @@ def test_invalid_setting_names_its_key(flags, key):
 
 def test_the_command_line_knows_the_command(capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.main(["indexer", "--help"])
+        cli.main(["indexer", "--help-all"])
     assert ended.value.code == 0
     assert "--peer-dump-limit-bytes" in capsys.readouterr().out
     assert cli.main(["indexer", "--peers", "x"]) == 2

@@ -8,6 +8,7 @@ from msgspec import inspect
 from router.config.indexer import IndexerConfig
 from router.config.router import RouterConfig
 from router.forward.config import ForwardConfig
+from router.runtime.process.loading import load
 from router.runtime.process.redaction import SECRET, redact
 from router.runtime.process.settings import (
     AGENT_PREFIX,
@@ -17,7 +18,6 @@ from router.runtime.process.settings import (
     as_toml,
     configured,
     effective,
-    load,
     settings_of,
 )
 from router.tools.recordings.record import RecordConfig

@@ -10,7 +10,8 @@ import pytest
 
 from router.core.views.workers import loads
 from router.errors import ConfigError
-from router.runtime.process.settings import Loaded, with_settings
+from router.runtime.process.loading import Loaded
+from router.runtime.process.settings import with_settings
 from support.engines.upstreams import (
     STREAM_END,
     STREAM_HEAD,

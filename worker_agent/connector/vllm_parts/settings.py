@@ -7,7 +7,8 @@ from msgspec import Struct
 
 from router.errors import ConfigError
 from router.runtime.http_server.config import HttpServerConfig, LogConfig
-from router.runtime.process.settings import about, checked, configured, settings_of
+from router.runtime.process.loading import checked
+from router.runtime.process.settings import about, configured, settings_of
 from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
 from worker_agent.config.base import AgentBusConfig, AgentConfig, WorkerConfig
 from worker_agent.config.tiers import TierSettings, check_tiers

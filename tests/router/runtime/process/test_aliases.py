@@ -8,7 +8,8 @@ from msgspec import Meta, Struct
 
 from router.errors import ConfigError
 from router.runtime.process.aliases import Alias
-from router.runtime.process.settings import SettingView, as_toml, effective, load, load_with_sources
+from router.runtime.process.loading import load, load_with_sources
+from router.runtime.process.settings import SettingView, as_toml, effective
 
 
 class Config(Struct, frozen=True, kw_only=True):

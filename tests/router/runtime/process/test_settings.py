@@ -8,14 +8,8 @@ from msgspec import Meta, Struct
 
 from router.config.load import load_router_config
 from router.errors import ConfigError
-from router.runtime.process.settings import (
-    AGENT_PREFIX,
-    ROUTER_PREFIX,
-    describe,
-    first_pass,
-    id_of_name,
-    load,
-)
+from router.runtime.process.loading import first_pass, load
+from router.runtime.process.settings import AGENT_PREFIX, ROUTER_PREFIX, describe, id_of_name
 
 
 class Mode(Enum):
@@ -86,10 +80,10 @@ def test_an_unknown_key_in_a_file_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("variable", "value", "allowed"),
     [
-        ("SIZE", "70000", "`int` <= 65535"),
-        ("SIZE", "large", "`int`"),
-        ("NAME", "", "`str` of length >= 1"),
-        ("RATIO", "half", "`float | null`"),
+        ("SIZE", "70000", "a whole number <= 65535"),
+        ("SIZE", "large", "a whole number"),
+        ("NAME", "", "a text of length >= 1"),
+        ("RATIO", "half", "a number"),
         ("LEVEL", "loud", "quiet, normal"),
         ("MODE", "none", "events, approximate"),
         ("PROT", "80", "port"),
@@ -105,7 +99,7 @@ def test_invalid_setting_names_the_allowed_values(variable, value, allowed):
 def test_long_lists_of_settings_are_cut():
     with pytest.raises(ConfigError) as caught:
         load_router_config([], {"KV_ROUTER_SPEED_OF_LIGHT": "1"})
-    assert caught.value.allowed == "what --help lists"
+    assert caught.value.allowed == "what --help-all lists"
     with pytest.raises(ConfigError) as caught:
         load_router_config([], {"KV_ROUTER_HTTP_PROT": "1"})
     assert "http_port" in caught.value.allowed
