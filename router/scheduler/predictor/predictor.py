@@ -15,14 +15,13 @@ from router.protocol.loads import LoadConstants, LoadCounters, LoadGauges
 from router.protocol.values import Rank
 from router.scheduler.predictor.rank_model import (
     DEFAULT_CHUNK_TOKENS,
-    LEAST_SPREAD,
     MOST_TIMED,
     AnyReport,
     RankModel,
-    SharedModel,
     is_sane,
 )
 from router.scheduler.predictor.rates import Vector
+from router.scheduler.predictor.shared_model import LEAST_SPREAD, SharedModel
 from router.scheduler.predictor.traffic import Traffic
 from router.sequence.active.tracker import FirstToken
 from router.sequence.rank_table import (

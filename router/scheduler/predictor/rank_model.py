@@ -11,7 +11,8 @@ from router.scheduler.policy._predicted_parts import MEASURED_BURSTS, SLOW_START
 from router.scheduler.predictor._rates_kernel import slowness
 from router.scheduler.predictor.busy_clock import BusyClock
 from router.scheduler.predictor.first_tokens import GUARDED, FirstTokens
-from router.scheduler.predictor.rates import NOMINAL_S, Noise, Prior, Rates, Vector, work_of
+from router.scheduler.predictor.rates import NOMINAL_S, Noise, Rates, Vector, work_of
+from router.scheduler.predictor.shared_model import MOST_SPREAD, Deviation, SharedModel
 from router.scheduler.predictor.traffic import Excess, PromptContexts, Traffic
 from router.scheduler.predictor.warm_up import WarmUp
 from router.sequence.active.tracker import FirstToken
@@ -93,26 +94,7 @@ IDLE_MEMORY_S = 15.0
 BUSY_MEMORY_S = 200.0
 """Time constant of the same while the rank works, for rates that its work does not reveal."""
 
-MODEL_MEMORY_S = 3_600.0
-
-_ANYTHING = Prior.around(np.ones(len(NOMINAL_S)), common=10.0, each=5.0)
-_DRIFT = Prior.around(np.ones(len(NOMINAL_S)), common=1.0, each=0.5)
-"""What a model's rates return to without data. Narrower than `_ANYTHING`: ten seconds of silence
-add 5 % to their error, not 50 %, with which any report would be believed."""
-
-_MODEL_NOISE = Noise(least=0.02, first=0.15, most=1.0, ignored=3)
-"""A rank is believed to have changed at its second surprise, and returns as soon. Its model, which
-all ranks share, is not: three odd reports in a row teach it nothing. Its noise is large at first:
-the first reports come from ranks whose own speeds are not known yet."""
-
 _RANK_NOISE = Noise(least=0.01, first=0.05, most=0.5)
-
-LEAST_SPREAD, _MOST_SPREAD = 0.03, 0.5
-"""Limits of the spread of a model's ranks: a relative standard deviation."""
-
-_SPREAD_GAIN = 0.01
-_EACH = 0.4
-"""Part of a rank's difference from its model that is independent for each rate."""
 
 _EXCUSED = 0.9
 """Part of a rank's slowness that is removed from what it teaches its model. The model thus learns
@@ -130,59 +112,6 @@ DEFAULT_CHUNK_TOKENS = 8_192
 
 _WORK_KEPT = 0.8
 _PREFILL, _CONTEXT = 1, 2
-
-
-class SharedModel:
-    """The rates that the ranks of a model have in common, and the spread between the ranks.
-
-    `lessons`: number of times the ranks taught the model.
-    """
-
-    __slots__ = ("_learned_s", "_spread", "lessons", "rates")
-
-    def __init__(self, now_s: float) -> None:
-        self.rates = Rates(_ANYTHING, _MODEL_NOISE)
-        self._learned_s = now_s
-        self._spread = _MOST_SPREAD**2
-        self.lessons = 0
-
-    @property
-    def prior(self) -> Prior:
-        """The expected rates of an unknown rank: its model's, with the spread of the ranks."""
-        return self._varied(self.error)
-
-    @property
-    def error(self) -> float:
-        """The relative standard error of the expected rates of an unknown rank."""
-        return math.sqrt(self._spread)
-
-    @property
-    def relative_error(self) -> float:
-        """The standard error of an unknown rank's predicted times, as a fraction.
-
-        That of the model's own rates, of which little may be known, and the spread of the ranks.
-        """
-        return math.hypot(self.rates.relative_error(np.ones(len(NOMINAL_S))), self.error)
-
-    @property
-    def anything(self) -> Prior:
-        """The expected rates of a rank that has changed."""
-        return self._varied(_MOST_SPREAD)
-
-    def note_slowness(self, slowness: float) -> None:
-        """Update the spread of the ranks: a running mean of squared logarithms."""
-        square = min(math.log(slowness) ** 2, _MOST_SPREAD**2)
-        self._spread = max(self._spread + _SPREAD_GAIN * (square - self._spread), LEAST_SPREAD**2)
-
-    def learn(self, work: Vector, busy_s: float, now_s: float, error: float = 0.0) -> None:
-        """Learn from a rank that was busy with this work for `busy_s`; see `Rates.learn`."""
-        self.rates.relax(_DRIFT, math.exp((self._learned_s - now_s) / MODEL_MEMORY_S))
-        self._learned_s = now_s
-        self.rates.learn(work, busy_s, _ANYTHING, error)
-        self.lessons += 1
-
-    def _varied(self, error: float) -> Prior:
-        return Prior(self.rates.mean, self.rates.covariance, error, _EACH * error)
 
 
 class Bursts:
@@ -224,6 +153,7 @@ class RankModel:
     __slots__ = (
         "_clock",
         "_contexts",
+        "_deviation",
         "_first_tokens",
         "_last_seen_s",
         "_report",
@@ -249,6 +179,7 @@ class RankModel:
         self.bursts = Bursts()
         self._warm_up = WarmUp()
         self._clock = BusyClock()
+        self._deviation = Deviation()
         self._contexts = PromptContexts()
         self.work = np.ones(len(NOMINAL_S))
         self.slow_until_s = now_s + SLOW_START_S
@@ -401,17 +332,38 @@ class RankModel:
         """Return to the model's rates, as time passes without, or with, work."""
         busy_s = min(busy_s, elapsed_s)
         faded = (elapsed_s - busy_s) / IDLE_MEMORY_S + busy_s / BUSY_MEMORY_S
-        self.rates.relax(self.model.prior, math.exp(-faded) if self.has_taught else 0.0)
+        self.rates.relax(self.model.prior_of(self._deviation), self._kept(math.exp(-faded)))
+
+    def _kept(self, kept: float) -> float:
+        """Return the part of what is known of this rank that is kept, at most `kept`.
+
+        Less of it where its model is known better, so that what a rank learned by itself before
+        its model was known does not outlast it.
+        """
+        if not self.has_taught:
+            return 0.0
+        own = self.rates.relative_error(self.work)
+        expected = self.model.error_of(self._deviation, self.work)
+        return kept * min(1.0, (expected / own) ** 2) if own > 0 else kept
 
     def _learn(self, work: Vector, busy_s: float | None, now_s: float, error: float = 0.0) -> None:
         if busy_s and any(work.tolist()):
             self.has_taught = True
+            error = self._noisy(work, busy_s, error)
             slower = self._slowness(work)
-            self.model.note_slowness(slower)
             self.model.learn(work, busy_s / slower, now_s, error)
             if self.rates.learn(work, busy_s, self.model.anything, error):
                 self.bursts.restart()
+                self._deviation = Deviation()
             self.bursts.note(now_s)
+
+    def _noisy(self, work: Vector, busy_s: float, error: float) -> float:
+        """Return the error of a report, with what the reports of all ranks vary by."""
+        self.model.note_deviation(self._deviation, work, busy_s, error)
+        predicted_s = float(self.rates.mean @ work)
+        surprise = (busy_s - predicted_s) / min(busy_s, predicted_s)
+        known = self.rates.relative_error(work)
+        return math.hypot(error, self.model.note_surprise(surprise, known**2 + error**2))
 
     def _slowness(self, work: Vector) -> float:
         """Return the rank's time for its usual work, relative to its model's; near 1 if uncertain.
@@ -420,7 +372,7 @@ class RankModel:
         """
         mean, covariance = self.rates.mean, self.rates.covariance
         usual = (self.work, work, _WORK_KEPT, self.model.rates.mean)
-        return slowness(*usual, mean, covariance, _EXCUSED, _MOST_SPREAD)
+        return slowness(*usual, mean, covariance, _EXCUSED, MOST_SPREAD)
 
     def _prefill_s(self, counted: LoadCounters) -> float:
         seconds = self.rates.seconds.tolist()

@@ -7,13 +7,13 @@ import pytest
 
 from router.protocol.loads import LoadCounters, LoadGauges
 from router.scheduler.predictor.rank_model import (
-    SharedModel,
     counted_since,
     is_new_life,
     is_sane,
     measured_busy_s,
 )
 from router.scheduler.predictor.rates import NOMINAL_S
+from router.scheduler.predictor.shared_model import SharedModel
 from support.values.builders import report
 
 BEFORE = LoadCounters(steps=100, busy_s=10.0, prefill_tokens=5_000, requests_received=7)
