@@ -16,8 +16,8 @@ from router.protocol.loads import (
 from router.protocol.values import Rank
 from router.scheduler.policy.predictive import Predictive
 from router.scheduler.predictor.predictor import MOST_MODELS, Predictor
-from router.scheduler.predictor.shared_model import LEAST_SPREAD
 from router.scheduler.predictor.rates import NOMINAL_S
+from router.scheduler.predictor.shared_model import LEAST_SPREAD
 from router.scheduler.settings import PolicySettings
 from router.sequence.active.tracker import FirstToken
 from router.sequence.rank_table import (
