@@ -28,7 +28,7 @@ _MODEL_NOISE = Noise(least=0.02, first=0.15, most=1.0, ignored=3)
 all ranks share, is not: three odd reports in a row teach it nothing. Its noise is large at first:
 the first reports come from ranks whose own speeds are not known yet."""
 
-_REPORT_NOISE = Noise(least=0.01, first=0.3, most=2.0)
+_REPORT_NOISE = Noise(least=0.01, first=0.1, most=2.0)
 """Of the reports of all ranks, beside the stated error of each."""
 
 _NOISE_GAIN = 0.1
@@ -44,6 +44,9 @@ _MOST_DEVIATION = 1.5
 """Limit of the logarithm of one report, and of the means."""
 
 _MOST_EVIDENT = 1.0
+
+_MOST_SURPRISE = 1e6
+"""Limit of one surprise, far above what counts."""
 
 DEVIATION_REPORTS = 16
 """Number of the last reports that a rank's deviation is the mean of, about."""
@@ -166,7 +169,8 @@ class SharedModel:
         is not noise. One surprise counts at most SURPRISING times what is usual.
         """
         noise = self._slower if surprise > 0 else self._faster
-        unexplained = min(max(surprise**2 - explained, 0.0), SURPRISING**2 * noise)
+        square = _limited(surprise, _MOST_SURPRISE) ** 2
+        unexplained = min(max(square - explained, 0.0), SURPRISING**2 * noise)
         noise += _NOISE_GAIN * noise / (noise + explained) * (unexplained - noise)
         noise = min(max(noise, _REPORT_NOISE.least**2), _REPORT_NOISE.most**2)
         if surprise > 0:
