@@ -28,12 +28,12 @@ _MODEL_NOISE = Noise(least=0.02, first=0.15, most=1.0, ignored=3)
 all ranks share, is not: three odd reports in a row teach it nothing. Its noise is large at first:
 the first reports come from ranks whose own speeds are not known yet."""
 
-_REPORT_NOISE = Noise(least=0.01, first=0.1, most=2.0)
+_REPORT_NOISE = Noise(least=0.01, first=0.25, most=2.0)
 """Of the reports of all ranks, beside the stated error of each."""
 
-_NOISE_GAIN = 0.1
+_NOISE_GAIN = 0.5
 
-LEAST_SPREAD, FIRST_SPREAD, MOST_SPREAD = 0.03, 0.15, 0.5
+LEAST_SPREAD, FIRST_SPREAD, MOST_SPREAD = 0.03, 0.3, 0.5
 """Limits of the spread of a model's ranks, a relative standard deviation; what it is at first."""
 
 _SPREAD_GAIN = 0.01

@@ -287,8 +287,9 @@ def test_idle_rank_is_estimated_as_its_peers():
     assert done @ fleet.rates(1) == pytest.approx(done @ model_s, rel=0.2)
 
 
-def test_slow_ranks_are_known_to_be_slow():
-    fleet = Fleet(*range(8))
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_slow_ranks_are_known_to_be_slow(seed):
+    fleet = Fleet(*range(8), seed=seed)
     for worker_id in range(4):
         fleet.engines[worker_id].seconds = 2 * LARGE_S
     fleet.pass_seconds(30, working=range(8))
