@@ -16,7 +16,7 @@ SECTIONS = {
     "find": "a warm path: from sequence or local hashes, depth × holders",
     "cold": "another path every time, by depth",
     "hybrid": "a path whose holders can resume it only at their last checkpoints",
-    "uneven": "a path of 8,192 blocks, held unevenly",
+    "uneven": "paths of 8,192 and 512 blocks, held unevenly",
     "store": "new blocks, from bytes to visible: blocks an event, workers",
     "remove": "removals, from bytes to visible: blocks an event",
     "memory": "resident memory, one holder a block, 128 workers",

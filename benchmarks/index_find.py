@@ -71,13 +71,18 @@ def cold_rows(scale: Scale) -> list[Row]:
 
 
 def uneven_rows(scale: Scale) -> list[Row]:
-    """A path of 8,192 blocks: held to 128 depths, with the middle missing, left in the middle."""
+    """A path of 8,192 blocks: held to 128 depths, with the middle missing, left in the middle.
+
+    And one of 512 blocks, held to 128 depths of the second half, some of them equal.
+    """
     world = filled_world(scale.blocks)
     cases = {
         "128 depths": _path_at_depths(world, range(1_000, 1_128)),
         "128, a hole": _path_at_depths(world, range(2_000, 2_128)),
         "1, a hole": world.new_path(DEPTHS[-1], [3_000]),
     }
+    short = [512, *map(int, world.random.integers(256, 512, 127))]
+    cases["128 depths of 512"] = _path_at_depths(world, range(4_000, 4_128), short)
     shared = world.new_path(DEPTHS[-1], range(128))
     cases["128, half"] = half_known(world.random, shared)
     _make_hole(world, cases["128, a hole"], 2_127)
@@ -150,9 +155,11 @@ def search_times(world: World, rounds: Sequence[Sequence[Path]]) -> list[list[Ca
     return alternate((ours, peer), len(rounds))
 
 
-def _path_at_depths(world: World, worker_ids: Sequence[int]) -> Path:
-    path = world.new_path(DEPTHS[-1], ())
-    for worker_id, depth in zip(worker_ids, DEPTHS, strict=True):
+def _path_at_depths(
+    world: World, worker_ids: Sequence[int], depths: Sequence[int] = DEPTHS
+) -> Path:
+    path = world.new_path(max(depths), ())
+    for worker_id, depth in zip(worker_ids, depths, strict=True):
         world.hold(path.head(depth), [worker_id])
     return path
 

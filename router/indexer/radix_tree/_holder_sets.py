@@ -200,11 +200,12 @@ def profile_of(tree: Tree, reference: np.uint64) -> np.uint64:
     """Return a mix of the holders and their fastest tiers: equal where searches see no change."""
     if reference >> SEVERAL:
         return tree.sets[of_set(reference, PROFILE)]
-    return _profile_part(reference)
+    return profile_part(reference)
 
 
 @device
-def _profile_part(word: np.uint64) -> np.uint64:
+def profile_part(word: np.uint64) -> np.uint64:
+    """Return a member word's part of the profile of its set."""
     if word == _0:
         return _0
     return mix((word >> MASK_BITS) << MASK_BITS | fastest(word & MASK))
@@ -282,7 +283,7 @@ def alter(
     tree.set_table.slots[slot + _1] = reference & ~SET
     _forget_mix(tree, reference)
     tree.sets[of_set(reference, MIX)] = wanted
-    tree.sets[of_set(reference, PROFILE)] ^= _profile_part(old) ^ _profile_part(new)
+    tree.sets[of_set(reference, PROFILE)] ^= profile_part(old) ^ profile_part(new)
     if new != _0:
         tree.members[tree.sets[of_set(reference, START)] + position] = np.uint32(new)
     else:
@@ -346,7 +347,7 @@ def _create(
     created = SET | _take_set(tree)
     tree.set_table.slots[slot + _1] = created & ~SET
     _copy_members(tree, reference, position, old, new, start)
-    profile = profile_of(tree, reference) ^ _profile_part(old) ^ _profile_part(new)
+    profile = profile_of(tree, reference) ^ profile_part(old) ^ profile_part(new)
     tree.sets[of_set(created, MIX)] = wanted
     tree.sets[of_set(created, PROFILE)] = profile
     tree.sets[of_set(created, START)] = start

@@ -55,7 +55,7 @@ class Memory:
         self.sets: Words = self._words((max_sets + 1) * _holder_sets.SET_COLUMNS, _holder_sets.SETS)
         self.members: Halves = self._halves(max_members, _holder_sets.MEMBERS)
         self.ends: Halves = self._halves(MAX_HOLDERS * _holder_sets.ENDS_COLUMNS, _holder_sets.ENDS)
-        self._words(5 * MAX_HOLDERS + _SPARE_WORDS, _holder_sets.SCRATCH)
+        self._words(6 * MAX_HOLDERS + _SPARE_WORDS, _holder_sets.SCRATCH)
         self.holders = self.holders.reshape(MAX_HOLDERS, _holder_sets.HOLDER_COLUMNS)
         self.sets = self.sets.reshape(max_sets + 1, _holder_sets.SET_COLUMNS)
         self.address = int(self.state.ctypes.data)
