@@ -15,7 +15,7 @@ DYNAMO_VERSIONS := 1.0.2 1.6.1
 # the same thousand files again and again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up kernels manifests docs promtool test test-long test-vllm test-dynamo test-aiperf test-gateway test-image test-release test-lowest release locks unit attack fuzz soak chaos lint format bench compare clean
+.PHONY: up kernels manifests docs promtool test test-long test-vllm test-gpu test-dynamo test-aiperf test-gateway test-image test-release test-lowest release locks unit attack fuzz soak chaos lint format bench compare clean
 
 up: $(KERNELS)
 	@$(BIN)/kv-router up $(UP_ARGS)
@@ -95,6 +95,17 @@ test-long: $(KERNELS) $(DEV_STAMP)
 # Real vLLM engines on the CPU, 4 GB of memory, twenty minutes; installs vLLM (4 GB) the first time.
 test-vllm: $(DEV_STAMP) $(VLLM_STAMP)
 	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -q -m vllm tests/vllm
+
+# On a machine with an NVIDIA GPU: the bytes of copies beside an engine's computation, the connector in a real
+# vLLM, and the benchmark of copies; installs vLLM with CUDA (10 GB) the first time.
+GPU_BIN := .gpu-venv/bin
+test-gpu:
+	@nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu needs an NVIDIA GPU, and nvidia-smi finds none: nothing was tested."; exit 1; }
+	$(MAKE) .gpu-venv/.installed
+	$(GPU_BIN)/python -m router.warm
+	$(GPU_BIN)/pytest -q -m "gpu or not long" tests/gpu tests/worker_agent/transfer tests/worker_agent/tiers
+	VLLM_PYTHON=$(abspath $(GPU_BIN))/python $(GPU_BIN)/pytest -q -m vllm tests/vllm/test_connector.py
+	$(GPU_BIN)/python benchmarks/blocks.py --only cuda
 
 # Real workers and routers of both versions of Dynamo; installs them (130 MB each) the first time.
 test-dynamo: $(DEV_STAMP) $(DYNAMO_VERSIONS:%=.dynamo-%-venv/.installed)
@@ -257,6 +268,11 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	touch $@
 
+.gpu-venv/.installed: Makefile pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check vllm==0.32.0 -e ".[agent,dev]"
+	touch $@
+
 .release-venv/.installed: Makefile
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
@@ -286,4 +302,4 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .aiperf-venv .gateway-venv .protoc-venv .release-venv .lowest-venv .promtool $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .aiperf-venv .gpu-venv .gateway-venv .protoc-venv .release-venv .lowest-venv .promtool $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

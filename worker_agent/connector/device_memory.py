@@ -13,6 +13,7 @@ from worker_agent.layout.groups import LayoutGroup, grouped
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.storage.base import StorageKind
 from worker_agent.storage.memory import MemoryStorage
+from worker_agent.transfer.copy_stream import CopyDevice, DeviceCopy
 from worker_agent.transfer.device_copies import DeviceCopies
 from worker_agent.transfer.physical import PhysicalLayout, physical
 
@@ -23,12 +24,16 @@ class DeviceMemory:
     A row is a block: its part in the first group, then in the second, and so on.
     """
 
-    __slots__ = ("_copies", "_sizes_bytes", "block_bytes", "layers", "num_blocks")
+    __slots__ = ("_copies", "block_bytes", "layers", "num_blocks")
 
     def __init__(
-        self, agent: str, tensors: Mapping[str, Tensor], groups: Sequence[LayoutGroup]
+        self,
+        agent: str,
+        tensors: Mapping[str, Tensor],
+        groups: Sequence[LayoutGroup],
+        copy_device: CopyDevice | None = None,
     ) -> None:
-        """Register the tensors.
+        """Register the tensors. `copy_device`: None derives it from them.
 
         Raises LayoutError with the tensor's name if one differs from its group.
         """
@@ -42,28 +47,17 @@ class DeviceMemory:
         [self.num_blocks] = counts
         members = grouped(tensors, groups)
         self.layers = tuple(layer for group in groups for layer in group.layers)
-        self._sizes_bytes = [group.config.block_bytes for group in groups]
-        self.block_bytes = sum(self._sizes_bytes)
-        self._copies = [
-            DeviceCopies(_laid_out(agent, group, members[group.name])) for group in groups
-        ]
+        layouts = [_laid_out(agent, group, members[group.name]) for group in groups]
+        self._copies = DeviceCopies(layouts, copy_device)
+        self.block_bytes = self._copies.block_bytes
 
-    def gather(self, blocks: Sequence[int]) -> Tensor:
-        """Return (blocks, block bytes) on the host. Raises TransferError for an invalid block."""
-        parts = []
-        for copies in self._copies:
-            rows = copies.host_rows(len(blocks))
-            copies.gather(blocks, rows)
-            parts.append(rows)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    def gather(self, blocks: Sequence[int]) -> DeviceCopy:
+        """Begin to copy blocks to rows on the host. Raises TransferError for an invalid block."""
+        return self._copies.gather(blocks, self._copies.host_rows(len(blocks)))
 
-    def scatter(self, blocks: Sequence[int], rows: Tensor) -> None:
-        """Copy the first rows, on the host, into blocks. Raises TransferError."""
-        start = 0
-        for copies, size_bytes in zip(self._copies, self._sizes_bytes, strict=True):
-            part = rows[: len(blocks), start : start + size_bytes]
-            copies.scatter(blocks, part.contiguous())
-            start += size_bytes
+    def scatter(self, blocks: Sequence[int], rows: Tensor) -> DeviceCopy:
+        """Begin to copy the first rows, on the host, into blocks. Raises TransferError."""
+        return self._copies.scatter(blocks, rows)
 
 
 def _laid_out(agent: str, group: LayoutGroup, tensors: Sequence[Tensor]) -> PhysicalLayout:

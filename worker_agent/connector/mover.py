@@ -4,42 +4,59 @@
     store:  offer ─▶ due ─▶ gather ─▶ stack               ─▶ Completion, once none of it waits
     urgent store:           gather ─▶ stack               ─▶ Completion, at once
 
-All copies run on the engine's worker thread, between forward passes: when a transfer is given up,
-blocks not yet scattered or gathered stay untouched. Therefore no transfer accesses the engine's
-blocks after its completion.
+Copies are queued on the engine's worker thread, between forward passes, and complete on the device
+meanwhile (`transfer/copy_stream.py`). A transfer completes once its copies have; one that is given
+up, or is urgent, holds back the engine's later work until its copies are complete. Therefore no
+transfer accesses the engine's blocks after its completion.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
 from worker_agent.blocks.names import BlockName
 from worker_agent.connector.device_memory import DeviceMemory
 from worker_agent.connector.slots.protocol import Completion, Operation
+from worker_agent.offload.queue import Waiting
 from worker_agent.tiers.onboarding import Loading
 from worker_agent.tiers.stack import TierChange, TierStack
+from worker_agent.transfer.copy_stream import DeviceCopy
 
 PIECE_BLOCKS = 1024
 """Blocks of a load that are in host memory at a time, if it is useful as a whole only."""
 
 
-class _Load(Struct, frozen=True):
-    """The part of a load in progress. `first`: the place of its first block in the operation."""
+class _Load(Struct):
+    """The part of a load in progress. `first`: the place of its first block in the operation.
+
+    `copy`: the copy into the engine's blocks, once it has begun.
+    """
 
     operation: Operation
     loading: Loading
     first: int
     deadline_s: float
+    copy: DeviceCopy | None = None
 
 
 class _Store(Struct):
     """A store in progress.
 
-    `waiting`: places in the operation of the blocks that are not gathered, by identity.
+    `waiting`: places in the operation of the blocks that are not gathered, by identity. `copy`: the
+    last one that reads its blocks; copies complete in order.
     """
 
     operation: Operation
     waiting: dict[bytes, int]
+    copy: DeviceCopy | None = None
+
+
+class _Gather(Struct, frozen=True):
+    """A copy in progress of blocks of these stores."""
+
+    copy: DeviceCopy
+    uuids: set[int]
 
 
 class StackMover:
@@ -51,6 +68,7 @@ class StackMover:
     __slots__ = (
         "_completions",
         "_device",
+        "_gathers",
         "_loads",
         "_stack",
         "_stores",
@@ -68,8 +86,10 @@ class StackMover:
         self._device = device
         self._loads: dict[int, _Load] = {}
         self._stores: dict[int, _Store] = {}
+        self._gathers: deque[_Gather] = deque()
         self._urgent: list[Operation] = []
         self._wanted: dict[bytes, list[int]] = {}
+        """Stores that wait for a block, by identity."""
         self._completions: list[Completion] = []
 
     def load(self, operation: Operation, now_s: float) -> None:
@@ -88,15 +108,22 @@ class StackMover:
         self._stack.offer(operation.names, container=operation.uuid)
 
     def give_up(self, uuid: int, reason: str) -> bool:
-        """End a transfer with the blocks moved so far. Returns False if it is already over."""
+        """End a transfer with the blocks moved so far. Returns False if it is already over.
+
+        What the engine computes from then on begins after the copies that are in progress.
+        """
         if uuid in self._loads:
             load = self._loads.pop(uuid)
             load.loading.cancel()
+            if load.copy is not None:
+                load.copy.hold_back()
             self._complete(load.operation, range(len(load.operation.blocks)), reason)
             return True
         if uuid in self._stores:
             store = self._stores[uuid]
             self._stack.cancel(uuid)
+            if store.copy is not None:
+                store.copy.hold_back()
             self._end_store(store, reason)
             return True
         return False
@@ -107,27 +134,27 @@ class StackMover:
         Such names are already stored, or were not admitted to the tier.
         """
         store = self._stores.get(uuid)
-        if store is None or any(self._stack.is_offered(each) for each in store.waiting):
+        if store is None or (store.copy is not None and not store.copy.is_done):
             return
-        self._end_store(store, "not stored")
+        if not any(self._stack.is_offered(each) for each in store.waiting):
+            self._end_store(store, "not stored")
 
     def poll(self, now_s: float, *, is_decoding: bool) -> None:
-        """Process the tiers' results, and scatter loaded blocks."""
+        """Process the tiers' results and completed copies, and scatter loaded blocks."""
         self.changes += self._stack.poll(now_s, is_decoding=is_decoding)
-        for load in [each for each in self._loads.values() if each.loading.is_done]:
-            self._land(load, now_s)
+        for load in list(self._loads.values()):
+            if load.loading.is_done:
+                self._land(load, now_s)
+        self._end_stored()
 
     def gather_due(self, now_s: float) -> None:
         """Gather the blocks that are due, each name once for all stores that contain it."""
         self._gather_urgent(now_s)
         while due := self._stack.due(now_s):
             wanted = [each for each in due if each.name.identity in self._wanted]
-            if not wanted:
-                continue
-            rows = self._device.gather([self._source(each.name.identity) for each in wanted])
-            self._stack.store(wanted, rows)
-            for each in wanted:
-                self._gathered(each.name.identity)
+            if wanted:
+                self._gather(wanted)
+        self._end_stored()
 
     def take_completions(self) -> list[Completion]:
         """Return the transfers completed since the last call."""
@@ -148,10 +175,13 @@ class StackMover:
             self._loads[operation.uuid] = _Load(operation, loading, first, deadline_s)
 
     def _land(self, load: _Load, now_s: float) -> None:
+        """Copy loaded rows into the engine's blocks, and go on once that is complete."""
         operation, loading, first = load.operation, load.loading, load.first
         right = first + loading.usable_blocks
-        if right > first:
-            self._device.scatter(operation.blocks[first:right], loading.rows)
+        if right > first and load.copy is None:
+            load.copy = self._device.scatter(operation.blocks[first:right], loading.rows)
+        if load.copy is not None and not load.copy.is_done:
+            return
         del self._loads[operation.uuid]
         is_piece = operation.is_whole and right - first == len(loading.outcomes)
         if is_piece and right < len(operation.blocks):
@@ -174,21 +204,43 @@ class StackMover:
                     names.append(name)
         wanted = self._stack.urgent(names, now_s) if names else []
         if wanted:
-            rows = self._device.gather([sources[each.name.identity] for each in wanted])
-            self._stack.store(wanted, rows)
+            copy = self._device.gather([sources[each.name.identity] for each in wanted])
+            copy.hold_back()
+            self._stack.store(wanted, copy)
         for operation in operations:
             self._complete(operation, (), "")
 
-    def _source(self, identity: bytes) -> int:
-        store = self._stores[self._wanted[identity][0]]
+    def _gather(self, wanted: Sequence[Waiting]) -> None:
+        """Gather blocks, each from the first store that waits for it, and pass them to the tiers.
+
+        The other stores of a block are done with it: its bytes are on their way under its name.
+        """
+        sources: list[int] = []
+        readers: set[int] = set()
+        for each in wanted:
+            uuids = self._wanted.pop(each.name.identity)
+            sources.append(self._source(uuids[0], each.name.identity))
+            readers.update(uuids)
+            for uuid in uuids:
+                del self._stores[uuid].waiting[each.name.identity]
+        copy = self._device.gather(sources)
+        for uuid in readers:
+            self._stores[uuid].copy = copy
+        self._gathers.append(_Gather(copy, readers))
+        self._stack.store(wanted, copy)
+
+    def _source(self, uuid: int, identity: bytes) -> int:
+        store = self._stores[uuid]
         return store.operation.blocks[store.waiting[identity]]
 
-    def _gathered(self, identity: bytes) -> None:
-        for uuid in self._wanted.pop(identity):
-            store = self._stores[uuid]
-            del store.waiting[identity]
-            if not store.waiting:
-                self._end_store(store, "")
+    def _end_stored(self) -> None:
+        """End the stores of which every block is gathered and every copy complete."""
+        while self._gathers and self._gathers[0].copy.is_done:
+            gather = self._gathers.popleft()
+            for uuid in gather.uuids:
+                store = self._stores.get(uuid)
+                if store is not None and not store.waiting and store.copy is gather.copy:
+                    self._end_store(store, "")
 
     def _end_store(self, store: _Store, reason: str) -> None:
         for identity in store.waiting:

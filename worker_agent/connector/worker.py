@@ -33,6 +33,7 @@ from worker_agent.connector.slots.rank_reports import WorkerCounters
 from worker_agent.connector.slots.scheduler import TransferScheduler
 from worker_agent.layout.groups import LayoutGroup
 from worker_agent.tiers.stack import TierChange, TierStack
+from worker_agent.transfer.copy_stream import CopyDevice
 
 LINGER_S = 1.0
 """Longest time that a finished request's blocks wait to be stored and cannot be reused."""
@@ -288,13 +289,15 @@ def register_kv_caches(
     tensors: Mapping[str, Tensor],
     groups: Sequence[LayoutGroup],
     load_timeout_s: float,
+    copy_device: CopyDevice | None = None,
 ) -> ConnectorWorker:
     """Return a worker over the engine's own tensors, with the layout that `groups` state.
 
-    Raises LayoutError if a tensor differs, and InvalidFieldError if the size of a block differs
-    from the tiers'.
+    `copy_device`: the order of copies and computation; None derives it from the tensors. Raises
+    LayoutError if a tensor differs, and InvalidFieldError if the size of a block differs from the
+    tiers'.
     """
-    device = DeviceMemory(agent, tensors, groups)
+    device = DeviceMemory(agent, tensors, groups, copy_device)
     if device.block_bytes != stack.block_bytes:
         reason = f"blocks of {device.block_bytes} bytes"
         raise InvalidFieldError("groups", reason, f"{stack.block_bytes}, the size in the tiers")

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import TypeAlias
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from worker_agent.blocks.names import BlockName
@@ -16,16 +17,24 @@ from worker_agent.offload.queue import Waiting
 from worker_agent.tiers.level import Levels
 from worker_agent.tiers.worker import Spent, TierJob
 from worker_agent.transfer.block_tier import BlockTier
+from worker_agent.transfer.copy_stream import DeviceCopy
 from worker_agent.transfer.plan import ARRIVED, BlockResult, leading
 
 Fetch: TypeAlias = Callable[[], Tensor]
 """Supplier of rows on the host, (n, block bytes) uint8; called on a tier's thread."""
 
 
+class _Arriving(Struct, frozen=True):
+    """Blocks of the device that are being copied to the host."""
+
+    waiting: Sequence[Waiting]
+    copy: DeviceCopy
+
+
 class Offloading:
     """Stores in progress, and blocks that wait to be stored."""
 
-    __slots__ = ("_at_hand", "_is_ending", "_last", "_lives", "_tiers", "is_decoding",
+    __slots__ = ("_arriving", "_at_hand", "_is_ending", "_last", "_lives", "_tiers", "is_decoding",
                  "is_load_waiting")  # fmt: skip
 
     def __init__(self, tiers: Levels) -> None:
@@ -34,6 +43,8 @@ class Offloading:
         self._is_ending = False
         self._last = len(tiers.levels) - 1
         """Index of the last tier in which blocks are still stored."""
+        self._arriving: list[_Arriving] = []
+        """Batches of the first tier that are not on the host yet."""
         self._at_hand: dict[bytes, Tensor] = {}
         """Rows stored since the last `move`, so that the next tier does not read them back."""
         self.is_decoding = False
@@ -77,7 +88,8 @@ class Offloading:
         return batch.missing
 
     def move(self, now_s: float) -> None:
-        """Start the stores that are due between tiers."""
+        """Start the stores of rows that arrived, and those that are due between tiers."""
+        self._take_arrived()
         for index in range(1, len(self._tiers.levels)):
             waiting = self.due(index, now_s)
             rows = [self._at_hand.get(each.name.identity) for each in waiting]
@@ -88,9 +100,23 @@ class Offloading:
                 self._read(index, waiting)
         self._at_hand.clear()
 
-    def store(self, waiting: Sequence[Waiting], rows: Tensor) -> None:
-        """Store rows in the first tier. `rows` may lie on a device."""
-        self._store(0, waiting, _on_host(rows))
+    def store(self, waiting: Sequence[Waiting], rows: Tensor | DeviceCopy) -> None:
+        """Store rows in the first tier. They may lie on a device, or be on their way to the host.
+
+        A batch counts as in progress from now on, so that `due` does not return too many.
+        """
+        if not isinstance(rows, DeviceCopy):
+            self._store(0, waiting, _on_host(rows))
+            return
+        self._tiers.levels[0].way.batches += 1
+        self._arriving.append(_Arriving(waiting, rows))
+        self._take_arrived()
+
+    def await_copies(self) -> None:
+        """Wait for the copies from the device, and start their stores. Blocking."""
+        for each in self._arriving:
+            each.copy.wait()
+        self._take_arrived()
 
     def end(self, *, is_device_gone: bool) -> int:
         """Stop accepting blocks of the device and return the number of blocks given up.
@@ -100,6 +126,7 @@ class Offloading:
         those that would have reached a persistent tier are counted.
         """
         self._is_ending = True
+        self.await_copies()
         kept = [index for index, level in enumerate(self._tiers.levels) if level.store.is_kept]
         self._last = max(kept, default=-1)
         for level in self._tiers.levels[self._last + 1 :]:
@@ -123,6 +150,16 @@ class Offloading:
         self._at_hand.clear()
         for level in self._tiers.levels:
             level.way.queue.clear()
+        for _ in self._arriving:
+            self._tiers.levels[0].way.batches -= 1
+        self._arriving.clear()
+
+    def _take_arrived(self) -> None:
+        """Start the stores of the copies that are complete; they complete in order."""
+        while self._arriving and self._arriving[0].copy.is_done:
+            arrived = self._arriving.pop(0)
+            self._tiers.levels[0].way.batches -= 1
+            self._store(0, arrived.waiting, _on_host(arrived.copy.rows))
 
     def _go_on(self, index: int, kept: Iterable[Waiting]) -> None:
         for each in kept:

@@ -54,6 +54,7 @@ from worker_agent.tiers.onboarding import Loading, Onboarding
 from worker_agent.tiers.peers import Connect, PeerTiers
 from worker_agent.tiers.worker import Finished, Spent, TierJob
 from worker_agent.transfer.block_tier import BlockTier
+from worker_agent.transfer.copy_stream import DeviceCopy
 
 log = logging.getLogger(__name__)
 
@@ -196,8 +197,8 @@ class TierStack:
         """
         return self._descent.urgent(names, now_s)
 
-    def store(self, waiting: Sequence[Waiting], rows: Tensor) -> None:
-        """Store rows in the first tier.
+    def store(self, waiting: Sequence[Waiting], rows: Tensor | DeviceCopy) -> None:
+        """Store rows in the first tier; those of a copy in progress once `poll` finds it complete.
 
         `rows[i]` is the block of `waiting[i]`, on the host or on a device; the stack owns it from
         then on.
@@ -307,6 +308,7 @@ class TierStack:
         A tier's thread that does not end in time is left running.
         """
         deadline_s = time.monotonic() + timeout_s
+        self._descent.await_copies()
         if self._peers is not None:
             self._peers.close()
         ended = [level.worker.close(deadline_s) for level in self._levels]

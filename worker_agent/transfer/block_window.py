@@ -27,7 +27,7 @@ class BlockWindow:
         self.num_blocks = layout.layout.config.num_blocks
         self._layout = layout
         self._views = block_views(layout) if layout.device.type == "cpu" else None
-        self._copies = DeviceCopies(layout)
+        self._copies = DeviceCopies([layout])
         self._lock = Lock()
         """Guards the copies, which use staging rows of their own."""
 
@@ -37,7 +37,7 @@ class BlockWindow:
             return [_view(self._views[block]) for block in blocks]
         rows = self._copies.host_rows(len(blocks))
         with self._lock:
-            self._copies.gather(blocks, rows)
+            self._copies.gather(blocks, rows).wait()
         return [_view(row) for row in rows]
 
     def offsets(self, blocks: Sequence[int]) -> list[int]:
@@ -64,7 +64,7 @@ class BlockWindow:
 
         def scatter(places: list[int]) -> None:
             with self._lock:
-                self._copies.scatter([blocks[place] for place in places], rows[places])
+                self._copies.scatter([blocks[place] for place in places], rows[places]).wait()
 
         return Incoming([_view(row) for row in rows], scatter)
 

@@ -1,123 +1,108 @@
-"""Copies between a layout and rows on the host, concurrent with the engine's work.
+"""Copies between blocks and rows on the host, concurrent with the engine's work.
 
     gather    blocks ─index_select▶ staging on the device ─one copy▶ rows on the host
     scatter   blocks ◀─index_copy── staging on the device ◀─one copy─ rows on the host
 
 One copy moves many blocks, instead of one for every layer of every block. Gathering takes a
 fiftieth of the time of the PCIe copy, so overlapping the two would gain nothing. On the CPU the
-same calls copy directly.
+same calls copy directly. A row is a block: its part in the first layout, then in the second, and so
+on.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from worker_agent.storage.memory import pinned_memory
+from worker_agent.transfer.copy_stream import CopyDevice, CopyStream, DeviceCopy, copy_device
 from worker_agent.transfer.errors import TransferError
 from worker_agent.transfer.physical import PhysicalLayout
 from worker_agent.transfer.plan import check_distinct
 from worker_agent.transfer.rows import Rows
-from worker_agent.transfer.slots import aligned_rows
-
-
-class CopyStream:
-    """One direction of copies. It waits for the engine's stream, which never waits for it."""
-
-    __slots__ = ("_engine_stream", "_stream")
-
-    def __init__(
-        self, device: torch.device, engine_stream: "torch.cuda.Stream | None" = None
-    ) -> None:
-        """Create the stream. `engine_stream`: the engine's stream; None: the device's default."""
-        self._stream = _stream_of(device) if device.type == "cuda" else None
-        self._engine_stream = engine_stream
-
-    @contextmanager
-    def copying(self) -> Iterator[None]:
-        """Run the copies of the body after the engine's queued work; they are complete at the end.
-
-        The engine's streams are not synchronized: only an event is waited for.
-        """
-        if self._stream is None:
-            yield
-            return
-        engine = self._engine_stream or torch.cuda.default_stream(self._stream.device)
-        self._stream.wait_event(engine.record_event())
-        with torch.cuda.stream(self._stream):
-            yield
-            done = self._stream.record_event()
-        done.synchronize()
-
-
-def _stream_of(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
 
 STAGING_BLOCKS = 16
 
 
-class DeviceCopies:
-    """Copies of one layout, one call at a time.
+class _Direction:
+    """A stream, and the staging rows that only its copies use."""
 
-    `rows`: (n, block bytes) uint8 on the host, preferably from `host_rows`. The copies are complete
-    when a call returns.
-    """
-
-    __slots__ = ("_layout", "_loads", "_staging", "_stores")
+    __slots__ = ("_layouts", "_rows", "_staging", "stream")
 
     def __init__(
-        self, layout: PhysicalLayout, engine_stream: "torch.cuda.Stream | None" = None
+        self, layouts: Sequence[PhysicalLayout], device: CopyDevice, block_bytes: int
     ) -> None:
-        """Create the copier. `engine_stream`: the engine's stream; None: the device's default."""
-        self._layout = layout
-        self._loads = CopyStream(layout.device, engine_stream)
-        self._stores = CopyStream(layout.device, engine_stream)
-        is_host = layout.device.type == "cpu"
-        self._staging = None if is_host else Rows.of(layout, STAGING_BLOCKS)
+        self.stream = CopyStream(device)
+        self._layouts = layouts
+        self._staging = device.staging(STAGING_BLOCKS, block_bytes)
+        self._rows = [] if self._staging is None else _split(layouts, self._staging)
 
-    def host_rows(self, count: int) -> Tensor:
-        """Return rows that suit DMA by a device and direct reads and writes by a disk."""
-        size_bytes = self._layout.layout.config.block_bytes
-        if self._layout.device.type == "cpu":
-            return aligned_rows(count, size_bytes)
-        return pinned_memory(count * size_bytes).tensor.view(count, size_bytes)
-
-    def gather(self, blocks: Sequence[int], rows: Tensor) -> None:
-        """Copy blocks into rows. Raises TransferError for an unknown or repeated block."""
-        self._check(blocks, rows)
-        with self._stores.copying():
-            for part, staging in self._parts(rows[: len(blocks)]):
-                staging.gather(blocks[part])
-                _copy(staging.tensor, rows[part])
-
-    def scatter(self, blocks: Sequence[int], rows: Tensor) -> None:
-        """Copy rows into blocks. Raises TransferError like `gather`."""
-        self._check(blocks, rows)
-        with self._loads.copying():
-            for part, staging in self._parts(rows[: len(blocks)]):
-                _copy(rows[part], staging.tensor)
-                staging.scatter(blocks[part])
-
-    def _parts(self, rows: Tensor) -> Iterator[tuple[slice, Rows]]:
+    def parts(self, rows: Tensor) -> Iterator[tuple[slice, list[Rows], Tensor]]:
+        """Yield slices of `rows`, with the rows to gather into and the memory of these."""
         if self._staging is None:
             if len(rows):
-                yield slice(0, len(rows)), Rows(self._layout, rows)
+                yield slice(0, len(rows)), _split(self._layouts, rows), rows
             return
         for start in range(0, len(rows), STAGING_BLOCKS):
-            yield slice(start, min(start + STAGING_BLOCKS, len(rows))), self._staging
+            part = slice(start, min(start + STAGING_BLOCKS, len(rows)))
+            yield part, self._rows, self._staging[: part.stop - part.start]
+
+
+class DeviceCopies:
+    """Copies of blocks whose parts lie in one or more layouts on one device.
+
+    `rows`: (n, block bytes) uint8 on the host, from `host_rows`. One thread at a time may call.
+    """
+
+    __slots__ = ("_device", "_loads", "_num_blocks", "_stores", "block_bytes")
+
+    def __init__(self, layouts: Sequence[PhysicalLayout], device: CopyDevice | None = None) -> None:
+        """Create the copier. `device`: None derives it from the layouts' memory."""
+        self._device = copy_device(layouts[0].device) if device is None else device
+        self._num_blocks = layouts[0].layout.config.num_blocks
+        self.block_bytes = sum(each.layout.config.block_bytes for each in layouts)
+        self._loads = _Direction(layouts, self._device, self.block_bytes)
+        self._stores = _Direction(layouts, self._device, self.block_bytes)
+
+    def host_rows(self, count: int) -> Tensor:
+        """Return rows that suit DMA by a device, or direct reads and writes by a disk."""
+        return self._device.host_rows(count, self.block_bytes)
+
+    def gather(self, blocks: Sequence[int], rows: Tensor) -> DeviceCopy:
+        """Begin to copy blocks into rows. Raises TransferError for an unknown or repeated block."""
+        self._check(blocks, rows)
+        with self._stores.stream.after_queued_work():
+            for part, columns, memory in self._stores.parts(rows[: len(blocks)]):
+                for each in columns:
+                    each.gather(blocks[part])
+                _copy(memory, rows[part])
+        return self._stores.stream.copy_of(rows)
+
+    def scatter(self, blocks: Sequence[int], rows: Tensor) -> DeviceCopy:
+        """Begin to copy rows into blocks. Raises TransferError like `gather`."""
+        self._check(blocks, rows)
+        with self._loads.stream.after_queued_work():
+            for part, columns, memory in self._loads.parts(rows[: len(blocks)]):
+                _copy(rows[part], memory)
+                for each in columns:
+                    each.scatter(blocks[part])
+        return self._loads.stream.copy_of(rows)
 
     def _check(self, blocks: Sequence[int], rows: Tensor) -> None:
-        config = self._layout.layout.config
-        check_distinct("blocks", blocks, config.num_blocks)
-        if len(rows) < len(blocks) or rows.shape[1:] != (config.block_bytes,):
-            allowed = f"{len(blocks)} of {config.block_bytes} bytes"
+        check_distinct("blocks", blocks, self._num_blocks)
+        if len(rows) < len(blocks) or rows.shape[1:] != (self.block_bytes,):
+            allowed = f"{len(blocks)} of {self.block_bytes} bytes"
             raise TransferError("rows", f"{tuple(rows.shape)}", allowed, rule="count_mismatch")
 
 
+def _split(layouts: Sequence[PhysicalLayout], rows: Tensor) -> list[Rows]:
+    """Return the columns of rows that belong to each layout."""
+    sizes = [each.layout.config.block_bytes for each in layouts]
+    return [
+        Rows(each, part) for each, part in zip(layouts, torch.split(rows, sizes, 1), strict=True)
+    ]
+
+
 def _copy(source: Tensor, target: Tensor) -> None:
-    """Copy as many rows as both have; do nothing if both are the same memory."""
+    """Copy rows; do nothing if both are the same memory."""
     if source.data_ptr() != target.data_ptr():
-        count = min(len(source), len(target))
-        target[:count].copy_(source[:count], non_blocking=True)
+        target.copy_(source, non_blocking=True)

@@ -8,9 +8,7 @@ Each side has a staging buffer on its device; if both are on one device they sha
 
 from collections.abc import Sequence
 
-import torch
-
-from worker_agent.transfer.device_copies import CopyStream
+from worker_agent.transfer.copy_stream import CopyStream, copy_device
 from worker_agent.transfer.errors import TransferError
 from worker_agent.transfer.physical import PhysicalLayout
 from worker_agent.transfer.pipeline import batches_of
@@ -23,14 +21,9 @@ BATCH_BLOCKS = 16
 class LayoutCopies:
     """Copies from `source` to `target`, one call at a time; complete when a call returns."""
 
-    __slots__ = ("_from", "_lane", "_sides", "_to", "_views")
+    __slots__ = ("_from", "_sides", "_stream", "_to", "_views")
 
-    def __init__(
-        self,
-        source: PhysicalLayout,
-        target: PhysicalLayout,
-        engine_stream: "torch.cuda.Stream | None" = None,
-    ) -> None:
+    def __init__(self, source: PhysicalLayout, target: PhysicalLayout) -> None:
         """Create the copier. Raises TransferError if the sizes of the blocks differ."""
         sizes = [side.layout.config.block_bytes for side in (source, target)]
         if sizes[0] != sizes[1]:
@@ -38,7 +31,7 @@ class LayoutCopies:
             raise TransferError("target", reason, allowed, rule="size_mismatch")
         self._sides = source, target
         on_device = source.device if source.device.type == "cuda" else target.device
-        self._lane = CopyStream(on_device, engine_stream)
+        self._stream = CopyStream(copy_device(on_device))
         of_source, of_target = block_views(source), block_views(target)
         is_here = source.device == target.device
         self._views = None
@@ -64,8 +57,9 @@ class LayoutCopies:
         at_once = BATCH_BLOCKS if self._views is None else len(copies)
         for batch in batches_of(len(copies), at_once):
             try:
-                with self._lane.copying():
+                with self._stream.after_queued_work():
                     self._copy(copies, slice(batch.start, batch.stop))
+                self._stream.copy_of(self._to.tensor).wait()
             except RuntimeError:  # torch raises it for a lost device.
                 break
             outcomes[batch.start : batch.stop] = [BlockResult.DONE] * len(batch)

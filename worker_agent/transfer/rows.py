@@ -1,7 +1,5 @@
 """Copies between blocks of any layout and rows of bytes: gather, scatter and checksum.
 
-Copies between blocks of any layout and rows of bytes: gather and scatter.
-
 A row is a block as it lies in contiguous memory: [layer, outer, page]. Copies between two layouts,
 two tiers, or memory and a file all use rows: one gather, one copy, one scatter, instead of a copy
 for each layer and outer dimension of each block. The same functions run on CUDA and on the CPU.
@@ -29,7 +27,7 @@ _LANES = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 class Rows:
     """Rows for up to `num_rows` blocks of a layout, with gather and scatter.
 
-    `tensor`: (rows, block bytes) uint8, contiguous, on the layout's device.
+    `tensor`: (rows, block bytes) uint8 on the layout's device, contiguous or columns of wider rows.
     """
 
     __slots__ = ("_layout", "_pieces", "tensor")
@@ -82,7 +80,8 @@ def _pieces(layout: PhysicalLayout, rows: Tensor) -> Iterator[tuple[Tensor, Tens
         place = layout.layout.memory_region(0, layer, rest_bytes // config.region_bytes)
         region = layout.regions[layer if kind.is_layer_separate else 0]
         offset = place.address - region.data_ptr()
-        lane = _lane_bytes(offset, stride_bytes, size_bytes, place.address)
+        of_rows = rows.stride(0), int(rows.storage_offset())
+        lane = _lane_bytes(offset, stride_bytes, size_bytes, place.address, *of_rows)
         piece = _in_lanes(region[offset:], lane).as_strided(
             (config.num_blocks, size_bytes // lane), (stride_bytes // lane, 1)
         )
@@ -117,4 +116,6 @@ def _in_lanes(tensor: Tensor, lane: int) -> Tensor:
 
 
 def _index(blocks: Sequence[int], layout: PhysicalLayout) -> Tensor:
-    return torch.tensor(blocks, dtype=torch.int64, device=layout.device)
+    """Return the blocks on the layout's device. A copy of pageable memory would wait for it."""
+    index = torch.tensor(blocks, dtype=torch.int64, pin_memory=layout.device.type == "cuda")
+    return index.to(layout.device, non_blocking=True)

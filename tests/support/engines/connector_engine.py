@@ -1,8 +1,9 @@
 """An engine with memory of its own, as a connector sees one: it follows vLLM's contract, computes
 what its tokens determine, and looks at every byte it reads.
 
-A block's bytes follow from its group and its prompt. Whatever is freed is scribbled over at once,
-so that a later read stores, or loads, what no name stands for. Windows free blocks as they pass.
+A block's bytes follow from its group and its prompt. Whatever is freed is scribbled over in the
+next step, as its next owner would, so that a later read stores, or loads, what no name stands for.
+Windows free blocks as they pass.
 """
 
 from contextlib import contextmanager
@@ -103,7 +104,16 @@ class Request:
 class Engine:
     """One step at a time. Blocks are free, or of one request, or of a finished one (`delayed`)."""
 
-    def __init__(self, host_blocks=12, disk_blocks=20, load_timeout_s=1e6, groups=None, **stack):
+    def __init__(
+        self,
+        host_blocks=12,
+        disk_blocks=20,
+        load_timeout_s=1e6,
+        groups=None,
+        copy_device=None,
+        torch_device="cpu",
+        **stack,
+    ):
         self.groups = groups or one_group()
         stored = {Tier.HOST: stored_tier(host_blocks), Tier.DISK: stored_tier(disk_blocks)}
         self.tiers = {tier: each for tier, (each, _) in stored.items()}
@@ -115,10 +125,13 @@ class Engine:
         self.slots = SlotManager(self.groups, NAMING, seen)
         self.leader = ConnectorLeader(self.slots)
         shape = (CONFIG.outer_dim, CONFIG.num_blocks, CONFIG.region_bytes)
-        self.caches = {name: torch.full(shape, SCRIBBLE, dtype=torch.uint8) for name in LAYERS}
-        self.load_timeout_s = load_timeout_s
+        self.caches = {
+            name: torch.full(shape, SCRIBBLE, dtype=torch.uint8, device=torch_device)
+            for name in LAYERS
+        }
+        self.load_timeout_s, self.copy_device = load_timeout_s, copy_device
         self.begin_worker()
-        self.free = list(BLOCKS)
+        self.free, self._unwritten = list(BLOCKS), []
         self.requests, self.delayed = {}, {}
         self.finished, self.preempted = [], []
         self.now_s = 0.0
@@ -126,7 +139,8 @@ class Engine:
         self.lost_reports = self.doubled_reports = 0
 
     def begin_worker(self):
-        self.worker = register_kv_caches("1", self.stack, self.caches, [GROUP], self.load_timeout_s)
+        options = self.load_timeout_s, self.copy_device
+        self.worker = register_kv_caches("1", self.stack, self.caches, [GROUP], *options)
 
     # ── What the world does ──────────────────────────────────────────────────────────────────────
 
@@ -251,6 +265,9 @@ class Engine:
 
     def _work(self, plan, scheduled):
         self.worker.void(plan.voided)
+        for block in self._unwritten:
+            self._write(block, torch.tensor(SCRIBBLE, dtype=torch.uint8))
+        self._unwritten = []
         self.worker.bind(plan)
         self.worker.start_load(self.now_s)
         for key, count in scheduled.items():
@@ -309,17 +326,19 @@ class Engine:
     # ── Memory ───────────────────────────────────────────────────────────────────────────────────
 
     def give_back(self, blocks):
-        """Free them, and scribble over them."""
-        for block in blocks:
-            self._write(block, torch.tensor(SCRIBBLE, dtype=torch.uint8))
+        """Free them; the next step scribbles over them before it computes."""
+        self._unwritten += blocks
         self.free += blocks
 
     def _read(self, block):
-        return torch.stack([cache[:, block] for cache in self.caches.values()])
+        return torch.stack([cache[:, block] for cache in self.caches.values()]).cpu()
 
     def _write(self, block, content):
         for layer, cache in enumerate(self.caches.values()):
-            cache[:, block] = content[layer] if content.dim() else content
+            part = content[layer] if content.dim() else content
+            if cache.is_cuda:  # Without a wait for what the engine has queued.
+                part = part.pin_memory().to(cache.device, non_blocking=True)
+            cache[:, block] = part
 
     # ── Its end ──────────────────────────────────────────────────────────────────────────────────
 

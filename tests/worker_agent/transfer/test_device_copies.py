@@ -34,28 +34,28 @@ def all_rows(layout):
 
 
 def test_gathered_rows_are_the_blocks(layout):
-    copies, expected = DeviceCopies(layout), all_rows(layout)
+    copies, expected = DeviceCopies([layout]), all_rows(layout)
     rows = copies.host_rows(len(BLOCKS) + 1).zero_()
-    copies.gather(BLOCKS, rows)
+    copies.gather(BLOCKS, rows).wait()
     assert torch.equal(rows[:-1], expected[BLOCKS])
     assert not rows[-1].any()
     assert rows.is_pinned() == (layout.device.type == "cuda")
 
 
 def test_scattered_rows_become_the_blocks_and_no_other(layout):
-    copies, expected = DeviceCopies(layout), all_rows(layout)
+    copies, expected = DeviceCopies([layout]), all_rows(layout)
     rows = copies.host_rows(len(BLOCKS))
     rows.copy_((torch.arange(rows.numel()).view(rows.shape) % 251).to(torch.uint8))
-    copies.scatter(BLOCKS, rows)
+    copies.scatter(BLOCKS, rows).wait()
     expected[BLOCKS] = rows
     assert torch.equal(all_rows(layout), expected)
-    copies.scatter([], rows)
-    copies.gather([], rows)
+    copies.scatter([], rows).wait()
+    copies.gather([], rows).wait()
     assert torch.equal(all_rows(layout), expected)
 
 
 def test_invalid_copy_is_refused(layout):
-    copies = DeviceCopies(layout)
+    copies = DeviceCopies([layout])
     rows = copies.host_rows(2)
     with pytest.raises(TransferError, match=r"blocks: 64 \(allowed: 0 to 63\)"):
         copies.gather([64], rows)
