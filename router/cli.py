@@ -4,16 +4,28 @@ import os
 import sys
 from asyncio import Event
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
-from importlib import import_module
-from importlib.metadata import version
 from signal import SIGINT
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from router.errors import ConfigError
+from router.runtime.process.command_line import WRONG_STATUS, Parser
+from router.runtime.process.commands import (
+    Command,
+    Program,
+    imported,
+    parser_of,
+    run_imported,
+    settings_parser_of,
+)
 from router.runtime.process.loading import Loaded
 from router.runtime.process.logs import log_to_stderr, printable
-from router.runtime.process.settings import FORWARD_PREFIX, INDEXER_PREFIX, ROUTER_PREFIX
+from router.runtime.process.settings import (
+    DOCTOR_PREFIX,
+    FORWARD_PREFIX,
+    INDEXER_PREFIX,
+    ROUTER_PREFIX,
+    UP_PREFIX,
+)
 
 if TYPE_CHECKING:
     from router.config.indexer import IndexerConfig
@@ -24,50 +36,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="_Config")
 
-USAGE = """\
-usage: kv-router COMMAND [options]        kv-router COMMAND --help
-
-Sends each LLM request to the worker that already holds its prefix.
-
-to try it
-  up        start a bus, a router and three workers on this machine, and show what they do
-to run it
-  serve     the router: for a fleet on NATS, for engines registered over HTTP, or both
-  forward   an OpenAI endpoint: a router selects the worker of each request; streams the response
-  epp       an endpoint picker for gateways (Envoy's ext_proc), such as those of InferencePools
-  indexer   only the index of the blocks that each rank holds
-  health    exits with 0 if this container's process is alive; for its HEALTHCHECK
-to look inside
-  inspect   query a running router: the blocks of a worker, the holders of a prompt or a block
-  attach    let a running router attach the engine at a URL
-  doctor    check an engine's event sockets, and explain what is wrong and how to fix it
-  record    a router that also writes all its inputs to a file
-  replay    run a recording again: the same decisions, or what other settings would change
-  simulate  run a trace or a recording in virtual time, under several policies
-  conformance  score what a router, this one or another, believes of its engines' caches
-"""
-
-HEALTH_USAGE = """\
-usage: kv-router health [COMMAND [options]]
-
-Check whether the process that was started as `kv-router COMMAND options` on this machine is alive;
-without a command, the first process of this container. Exit status: 0 if it is alive, else 1.
-"""
-
-TOOLS = {
-    "inspect": "router.tools.inspect.command",
-    "record": "router.tools.recordings.record",
-    "replay": "router.tools.recordings.replay",
-    "simulate": "router.tools.simulate.command",
-    "attach": "router.tools.attach.command",
-    "doctor": "router.tools.doctor.command",
-    "conformance": "router.tools.conformance.command",
-}
-"""The modules of commands that are functions of the same name."""
-
 INTERRUPTED_STATUS = 128 + SIGINT
-
-Command: TypeAlias = Callable[[Sequence[str]], int]
 
 
 class _Service(Protocol[C]):
@@ -82,38 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The status is 2 for a wrong command line or setting, and 130 after Ctrl-C before the process has
     started.
     """
-    name, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or [""]
-    command = _command(name)
-    if command is None:
-        return _without_command(name)
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return command(rest)
+        return PROGRAM.run(words)
     except ConfigError as error:
-        sys.stderr.write(f"kv-router {name}: {error}\n")
-        return 2
+        sys.stderr.write(f"kv-router {words[0]}: {error}\n")
+        return WRONG_STATUS
     except KeyboardInterrupt:
         return INTERRUPTED_STATUS
-
-
-def _without_command(name: str) -> int:
-    if name in ("-h", "--help"):
-        sys.stdout.write(USAGE)
-        return 0
-    if name in ("-V", "--version"):
-        sys.stdout.write(f"kv-router {version('kv-router')}\n")
-        return 0
-    near = get_close_matches(name, [*TOOLS, *_OWN, "health"], n=1)
-    unknown = f"kv-router: there is no command {name!r}" if name else ""
-    hint = f"; did you mean {near[0]}?" if near else ""
-    sys.stderr.write(f"{unknown}{hint}\n\n{USAGE}" if unknown else USAGE)
-    return 2
-
-
-def _command(name: str) -> Command | None:
-    if name in TOOLS:
-        tool: Command = getattr(import_module(TOOLS[name]), name)
-        return tool
-    return _health if name == "health" else _OWN.get(name)
 
 
 def _serve(arguments: Sequence[str]) -> int:
@@ -167,7 +112,7 @@ def _run(
 ) -> int:
     """Run a process until it is stopped; SIGHUP reads its configuration again.
 
-    `service_of` imports the service, which help and a configuration that is only shown do not need.
+    `service_of` imports the service, which a configuration that is only shown does not need.
     """
     loaded = load()
     config = loaded.shown()
@@ -187,9 +132,6 @@ def _health(arguments: Sequence[str]) -> int:
     """
     from router.runtime.http_server.health import health, started_with
 
-    if arguments in (["-h"], ["--help"]):
-        sys.stdout.write(HEALTH_USAGE)
-        return 0
     command, *options = list(arguments) or started_with("kv-router") or ["serve"]
     if command == "indexer":
         return health(options, os.environ, INDEXER_PREFIX, 8090)
@@ -197,6 +139,17 @@ def _health(arguments: Sequence[str]) -> int:
         port = 8000 if command == "forward" else 9090
         return health(options, os.environ, FORWARD_PREFIX, port)
     return health(options, os.environ, ROUTER_PREFIX, 8092)
+
+
+def _health_parser(_: Sequence[str]) -> Parser:
+    parser = Parser(
+        prog="kv-router health",
+        description="Check whether the process that was started as `kv-router COMMAND options` on "
+        "this machine is alive. Exit status: 0 if it is, else 1.",
+    )
+    text = "the command with its options; without one, the first process of this container"
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help=text)
+    return parser
 
 
 def _up(arguments: Sequence[str]) -> int:
@@ -216,10 +169,139 @@ def _up(arguments: Sequence[str]) -> int:
     return 0
 
 
-_OWN: Mapping[str, Command] = {
-    "serve": _serve,
-    "up": _up,
-    "indexer": _indexer,
-    "forward": _forward,
-    "epp": _epp,
-}
+_OPERATE = "to operate a running router"
+
+
+def _operation(name: str, summary: str) -> Command:
+    """Return a command that operates a running router."""
+    place = "router.tools.operate.command"
+
+    def run(arguments: Sequence[str]) -> int:
+        return int(imported(f"{place}:operate")(name, arguments))
+
+    def make(_: Sequence[str]) -> Parser:
+        parser: Parser = imported(f"{place}:parser")(name)
+        return parser
+
+    return Command(name, _OPERATE, summary, run, make)
+
+
+_TRY, _RUN, _LOOK = "to try it", "to run it", "to look inside"
+
+PROGRAM = Program(
+    "kv-router",
+    "Sends each LLM request to the worker that already holds its prefix.",
+    (
+        Command(
+            "up",
+            _TRY,
+            "start a bus, a router and three workers on this machine, and show what they do",
+            _up,
+            settings_parser_of("kv-router up", "router.tools.up.config:UpConfig", UP_PREFIX),
+        ),
+        Command(
+            "serve",
+            _RUN,
+            "the router: for a fleet on NATS, for engines registered over HTTP, or both",
+            _serve,
+            settings_parser_of(
+                "kv-router serve", "router.config.router:RouterConfig", ROUTER_PREFIX
+            ),
+        ),
+        Command(
+            "forward",
+            _RUN,
+            "an OpenAI endpoint: a router selects the worker of each request",
+            _forward,
+            settings_parser_of(
+                "kv-router forward", "router.forward.config:ForwardConfig", FORWARD_PREFIX
+            ),
+        ),
+        Command(
+            "epp",
+            _RUN,
+            "an endpoint picker for gateways (Envoy's ext_proc), such as those of InferencePools",
+            _epp,
+            settings_parser_of("kv-router epp", "router.forward.config:EppConfig", FORWARD_PREFIX),
+        ),
+        Command(
+            "indexer",
+            _RUN,
+            "only the index of the blocks that each rank holds",
+            _indexer,
+            settings_parser_of(
+                "kv-router indexer", "router.config.indexer:IndexerConfig", INDEXER_PREFIX
+            ),
+        ),
+        Command(
+            "health",
+            _RUN,
+            "exits with 0 if this container's process is alive; for its HEALTHCHECK",
+            _health,
+            _health_parser,
+        ),
+        _operation("workers", "its workers, or one in detail"),
+        Command(
+            "attach",
+            _OPERATE,
+            "let it attach the engine at a URL",
+            run_imported("router.tools.attach.command:attach"),
+            parser_of("router.tools.inspect.arguments:attach_parser"),
+        ),
+        _operation("register", "register a worker by the JSON of POST /workers"),
+        _operation("unregister", "remove a registered worker"),
+        _operation("cordon", "send a worker no new requests"),
+        _operation("uncordon", "let a worker serve again"),
+        _operation("drain", "cordon a worker, and wait for its requests to end"),
+        _operation("config", "its settings in force, and where each comes from"),
+        _operation("top", "the load of its workers, again and again, the worst first"),
+        Command(
+            "inspect",
+            _LOOK,
+            "the blocks of a worker, the holders of a prompt or a block",
+            run_imported("router.tools.inspect.command:inspect"),
+            parser_of("router.tools.inspect.arguments:inspect_parser"),
+        ),
+        Command(
+            "doctor",
+            _LOOK,
+            "check an engine's event sockets, and explain what is wrong and how to fix it",
+            run_imported("router.tools.doctor.command:doctor"),
+            settings_parser_of(
+                "kv-router doctor", "router.tools.doctor.config:DoctorConfig", DOCTOR_PREFIX
+            ),
+        ),
+        Command(
+            "record",
+            _LOOK,
+            "a router that also writes all its inputs to a file",
+            run_imported("router.tools.recordings.record:record"),
+            settings_parser_of(
+                "kv-router record", "router.tools.recordings.arguments:RecordConfig", ROUTER_PREFIX
+            ),
+        ),
+        Command(
+            "replay",
+            _LOOK,
+            "run a recording again: the same decisions, or what other settings would change",
+            run_imported("router.tools.recordings.replay:replay"),
+            parser_of("router.tools.recordings.arguments:replay_parser"),
+        ),
+        Command(
+            "simulate",
+            _LOOK,
+            "run a trace or a recording in virtual time, under several policies",
+            run_imported("router.tools.simulate.command:simulate"),
+            settings_parser_of(
+                "kv-router simulate", "router.tools.simulate.config:SimulateConfig", "", "trace"
+            ),
+        ),
+        Command(
+            "conformance",
+            _LOOK,
+            "score what a router, this one or another, believes of its engines' caches",
+            run_imported("router.tools.conformance.command:conformance"),
+            parser_of("router.tools.conformance.arguments:conformance_parser"),
+        ),
+    ),
+)

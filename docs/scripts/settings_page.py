@@ -40,7 +40,7 @@ HEAD = """\
 
 A setting is a flag (`--nats-url`), a variable of the environment (`KV_ROUTER_NATS_URL`, with the prefix of the process) and a key of the
 file that `--config` names (`nats_url`, TOML): a flag overrides the environment, which overrides the file. `--help` shows those in **bold**,
-which people change; `--help-all` shows all. `--show-config` and `GET /config` say what is in force and where it comes
+which people change; `--help-all` shows all. `--show-config`, `kv-router config` and `GET /config` say what is in force and where it comes
 from. A wrong name or value is refused at the start, with what is allowed.
 
 `now` in the column SIGHUP: `kill -HUP` of a router, an indexer or a forwarder reads its configuration again, and a change of the setting takes effect at once; a change of any

@@ -15,7 +15,7 @@ from router.discovery.registration import Registrar
 from router.errors import WorkerNotFoundError
 from router.protocol.catalogue import Lifecycle
 from router.protocol.requests import BusyThresholdRequest
-from router.protocol.workers import WorkerPatch, WorkerRegistration, WorkerRequest
+from router.protocol.workers import WorkerPatch, WorkerRegistration, WorkerRequest, WorkerView
 from router.scheduler.busy import BusyThresholds
 
 
@@ -105,14 +105,14 @@ class WorkerCommands:
         self._attachments = attachments
         self._order = order
 
-    def all(self) -> list[workers.WorkerView]:
+    def all(self) -> list[WorkerView]:
         """Return all workers, by id."""
         whole = workers.workers(self._core, time.monotonic(), self._engine_of)
         incomplete = [self._incomplete_view(each) for each in self._registrations.incomplete]
         views = [self._with_sentence(each) for each in (*whole, *incomplete)]
         return sorted(views, key=lambda view: view.worker_id)
 
-    def view(self, worker_id: int) -> workers.WorkerView:
+    def view(self, worker_id: int) -> WorkerView:
         """Return one worker. Raises WorkerNotFoundError."""
         worker = self._core.fleet.get(worker_id)
         if worker is not None:
@@ -123,7 +123,7 @@ class WorkerCommands:
                 return self._with_sentence(self._incomplete_view(registration))
         raise WorkerNotFoundError(worker_id)
 
-    async def register(self, request: WorkerRequest) -> workers.WorkerView:
+    async def register(self, request: WorkerRequest) -> WorkerView:
         """Add a worker, replace its registration, or attach an engine by its URL.
 
         Raises InvalidFieldError, and what `Registrar` raises.
@@ -135,7 +135,7 @@ class WorkerCommands:
         await self._registrar.put(registration)
         return self.view(registration.worker_id)
 
-    async def patch(self, worker_id: int, patch: WorkerPatch) -> workers.WorkerView:
+    async def patch(self, worker_id: int, patch: WorkerPatch) -> WorkerView:
         """Change a registered worker, or set the lifecycle of any worker.
 
         Raises WorkerNotFoundError, AnnouncedWorkerError, and what `Registrar` raises.
@@ -148,7 +148,7 @@ class WorkerCommands:
             await self._order(worker_id, patch.lifecycle)
         return self.view(worker_id)
 
-    async def remove(self, worker_id: int) -> workers.WorkerView:
+    async def remove(self, worker_id: int) -> WorkerView:
         """Remove a registered worker, and return its last state.
 
         Raises WorkerNotFoundError, AnnouncedWorkerError, DataDirError.
@@ -157,7 +157,7 @@ class WorkerCommands:
         await self._registrar.remove(worker_id)
         return structs.replace(before, lifecycle="unschedulable")
 
-    def _with_sentence(self, view: workers.WorkerView) -> workers.WorkerView:
+    def _with_sentence(self, view: WorkerView) -> WorkerView:
         """Return the view of a worker with what is known of its engine, if that was attached."""
         sentence = self._attachments.sentences.get(view.worker_id)
         if sentence is None:
@@ -166,6 +166,6 @@ class WorkerCommands:
         reasons = [sentence] if is_incomplete else view.not_schedulable_reasons
         return structs.replace(view, attachment=sentence, not_schedulable_reasons=reasons)
 
-    def _incomplete_view(self, registration: WorkerRegistration) -> workers.WorkerView:
+    def _incomplete_view(self, registration: WorkerRegistration) -> WorkerView:
         lacking = missing(registration)
         return workers.incomplete_view(registration, lacking)

@@ -17,13 +17,12 @@ from itertools import count, islice
 from router.core.commands import Apply, ApplySlice, MarkBeacon
 from router.core.core import RouterCore
 from router.core.registered_workers import RegisteredWorker
-from router.core.views.workers import EngineView
 from router.ingest.data_dir import DataDir
 from router.ingest.direct_rank import Attachment, DirectRank, RankSockets
 from router.observability.metrics import RouterMetrics
 from router.protocol.events import LogMessage
 from router.protocol.values import Rank
-from router.protocol.workers import EngineSource
+from router.protocol.workers import EngineSource, EngineView
 from router.publisher.feed.pacing import Pacing
 from router.publisher.follower.follower import FollowerCondition
 from router.publisher.follower.follower_metrics import expose_followers

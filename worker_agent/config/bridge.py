@@ -1,7 +1,7 @@
 """Configuration of an agent next to an engine that manages its own blocks."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -13,8 +13,10 @@ from router.publisher.engine_metrics.dialects import EngineKind, EngineLimits
 from router.runtime.http_server.config import HttpServerConfig, LogConfig
 from router.runtime.process.settings import COMMON, about
 from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
-from router.sequence.hashing.keyed_hashes import HashKeying
 from worker_agent.config.base import AgentBusConfig, AgentConfig, WorkerConfig, listed
+
+if TYPE_CHECKING:
+    from router.sequence.hashing.keyed_hashes import HashKeying
 
 HttpUrl: TypeAlias = Annotated[str, Meta(pattern="^https?://[^/]+")]
 BlockSize: TypeAlias = Annotated[int, Meta(ge=1, le=65_536)]
@@ -171,8 +173,10 @@ class BridgeConfig(Struct, frozen=True, kw_only=True):
         return self.agent.engine
 
     @property
-    def naming(self) -> HashKeying:
+    def naming(self) -> "HashKeying":
         """The hash scheme of its blocks on the bus. Raises ConfigError."""
+        from router.sequence.hashing.keyed_hashes import HashKeying
+
         return HashKeying(self.block_keys.read())
 
 

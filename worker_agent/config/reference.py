@@ -4,7 +4,7 @@ An agent runs its own engine (`ReferenceConfig`), or serves one next to it (`Bri
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeVar, get_args
 
 from msgspec import Struct
 
@@ -21,12 +21,14 @@ from router.runtime.security.config import (
     SecurityConfig,
     check_security,
 )
-from router.sequence.hashing.keyed_hashes import HashKeying
 from worker_agent.config.base import AgentBusConfig, AgentConfig, WorkerConfig
 from worker_agent.config.bridge import BridgeConfig, rank_addresses
 from worker_agent.config.kvbm_aliases import ALIASES, PREFIX, REFUSED
 from worker_agent.config.sharing import SharingSettings, check_sharing
 from worker_agent.config.tiers import TierSettings, check_tiers
+
+if TYPE_CHECKING:
+    from router.sequence.hashing.keyed_hashes import HashKeying
 
 REFERENCE = "reference"
 _ENGINES: tuple[str, ...] = (REFERENCE, *get_args(EngineKind))
@@ -96,8 +98,10 @@ class ReferenceConfig(Struct, frozen=True, kw_only=True):
     engine: EngineSettings = EngineSettings()
 
     @property
-    def naming(self) -> HashKeying:
+    def naming(self) -> "HashKeying":
         """The hash scheme of its blocks on the bus. Raises ConfigError."""
+        from router.sequence.hashing.keyed_hashes import HashKeying
+
         return HashKeying(self.block_keys.read())
 
     @property

@@ -7,10 +7,12 @@ may keep counts of them. Sources: the filters of Dynamo's offload managers, both
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from worker_agent.blocks.eviction.tiny_lfu import TinyLfu
-from worker_agent.offload.queue import Waiting
+
+if TYPE_CHECKING:
+    from worker_agent.offload.queue import Waiting
 
 OffloadRule: TypeAlias = Literal["all", "frequency", "popularity"]
 """The policy of a tier: PassAll, Frequency or Popularity."""
@@ -23,7 +25,7 @@ FREQUENCY_COUNTS_A_BLOCK = 4
 class OffloadPolicy(Protocol):
     """A decision on a run of blocks; may count that they were seen."""
 
-    def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
+    def admitted(self, waiting: Sequence["Waiting"], now_s: float) -> Sequence["Waiting"]:
         """Return the blocks worth copying, in order."""
 
 
@@ -32,7 +34,7 @@ class PassAll:
 
     __slots__ = ()
 
-    def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
+    def admitted(self, waiting: Sequence["Waiting"], now_s: float) -> Sequence["Waiting"]:
         """Return all of them."""
         del now_s
         return waiting
@@ -56,7 +58,7 @@ class Frequency:
     def __len__(self) -> int:
         return len(self._counts)
 
-    def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
+    def admitted(self, waiting: Sequence["Waiting"], now_s: float) -> Sequence["Waiting"]:
         """Return the blocks seen before."""
         self._decay(now_s)
         return [each for each in waiting if self._note(each.name.identity) >= 2]
@@ -92,7 +94,7 @@ class Popularity:
         self._frequency = TinyLfu(num_blocks)
         self._min_count = min_count
 
-    def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
+    def admitted(self, waiting: Sequence["Waiting"], now_s: float) -> Sequence["Waiting"]:
         """Return the blocks seen often."""
         del now_s
         identities = [each.name.identity for each in waiting]
@@ -112,7 +114,7 @@ class MinPriorityPrefix:
     def __init__(self, min_priority: int) -> None:
         self._min_priority = min_priority
 
-    def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
+    def admitted(self, waiting: Sequence["Waiting"], now_s: float) -> Sequence["Waiting"]:
         """Return the blocks before the first of too low priority."""
         del now_s
         return list(takewhile(lambda each: each.priority >= self._min_priority, waiting))
@@ -126,7 +128,7 @@ class All:
     def __init__(self, policies: Sequence[OffloadPolicy]) -> None:
         self._policies = policies
 
-    def admitted(self, waiting: Sequence[Waiting], now_s: float) -> Sequence[Waiting]:
+    def admitted(self, waiting: Sequence["Waiting"], now_s: float) -> Sequence["Waiting"]:
         """Return the blocks that every policy admits."""
         for policy in self._policies:
             waiting = policy.admitted(waiting, now_s)

@@ -3,9 +3,7 @@
 Exit status: 0; 1 if the agent is unavailable or responds with an error; 2 for a wrong command line.
 """
 
-import argparse
 import asyncio
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -15,19 +13,14 @@ import msgspec
 
 from router.errors import ConfigError, KvRouterError
 from router.protocol.subjects import Subjects
-from router.runtime.process.settings import CLIENT_PREFIX, id_of_name
+from router.runtime.process.command_line import Parser, add_access, as_url
+from router.runtime.process.settings import id_of_name
 from router.runtime.security.http_access import HttpAccess
 from worker_agent.operations.client import Ask, over_http, over_nats
 from worker_agent.operations.messages import StatusReply
 from worker_agent.operations.table import tier_table
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-_ACCESS = {
-    "token_file": "file with a bearer token of scope admin",
-    "ca_file": "PEM file of certificate authorities for the agent; by default the system's",
-    "cert_file": "PEM certificate, for an agent that requires one",
-    "key_file": "PEM file of the certificate's private key",
-}
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -60,7 +53,7 @@ async def _watch(asked: Namespace) -> None:
 
 
 def _agent(asked: Namespace) -> AbstractAsyncContextManager[Ask]:
-    access = HttpAccess(*(getattr(asked, name) for name in _ACCESS))
+    access = HttpAccess(asked.token_file, asked.ca_file, asked.cert_file, asked.key_file)
     if asked.nats is None:
         return over_http(asked.url, access)
     worker_id = asked.worker_id if asked.worker_id is not None else id_of_name(asked.name)
@@ -75,40 +68,51 @@ def _shown(asked: Namespace, now: StatusReply, before: StatusReply | None, passe
 
 
 def _parse(arguments: Sequence[str]) -> Namespace:
-    parser = argparse.ArgumentParser(
-        prog="kv-worker-agent tiers",
-        description="Show usage and traffic of the block tiers of a running agent.",
-    )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--url", default=DEFAULT_URL, help="URL of the agent (default: %(default)s)")
-    where.add_argument(
-        "--nats", metavar="URL", help="NATS server of the fleet, to use in place of HTTP"
-    )
-    parser.add_argument(
-        "--namespace", default="default", help="namespace of the fleet (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--worker-id", type=int, help="id of the worker, with --nats; or give its --name"
-    )
-    parser.add_argument("--name", metavar="NAME", help="name of the worker, with --nats")
-    parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="S", help="seconds between updates"
-    )
-    parser.add_argument("--once", action="store_true", help="print once, and exit")
-    parser.add_argument(
-        "--json", action="store_true", help="print the agent's responses as JSON lines"
-    )
-    for name, what in _ACCESS.items():
-        variable = f"{CLIENT_PREFIX}{name.upper()}"
-        default, text = os.environ.get(variable, ""), f"{what} (or {variable})"
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, default=default, metavar="FILE", help=text)
+    parser = tiers_parser()
     asked = parser.parse_args(arguments)
     _check(parser, asked)
     return asked
 
 
-def _check(parser: argparse.ArgumentParser, asked: Namespace) -> None:
+def tiers_parser() -> Parser:
+    """Return the parser of `kv-worker-agent tiers`."""
+    parser = Parser(
+        prog="kv-worker-agent tiers",
+        description="Show usage and traffic of the block tiers of a running agent.",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--url",
+        default=DEFAULT_URL,
+        type=as_url,
+        metavar="URL",
+        help="URL of the agent, with or without http:// (default: %(default)s)",
+    )
+    where.add_argument(
+        "--nats", metavar="URL", help="NATS server of the fleet, to use in place of HTTP"
+    )
+    parser.add_argument(
+        "--namespace", default="default", metavar="NAME", help="fleet (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--worker-id",
+        type=int,
+        metavar="ID",
+        help="id of the worker, with --nats; or give its --name",
+    )
+    parser.add_argument("--name", metavar="NAME", help="name of the worker, with --nats")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between updates"
+    )
+    parser.add_argument("--once", action="store_true", help="print once, and exit")
+    parser.add_argument(
+        "--json", action="store_true", help="print the agent's responses as JSON lines"
+    )
+    add_access(parser, "agent")
+    return parser
+
+
+def _check(parser: Parser, asked: Namespace) -> None:
     """Exit with status 2 if an argument is invalid."""
     if not 0.05 <= asked.interval <= 3600:
         parser.error(f"--interval: {asked.interval} (allowed: 0.05 to 3600 seconds)")

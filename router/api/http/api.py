@@ -23,7 +23,6 @@ from router.core.views import workers as rank_views
 from router.core.views.accuracy import predictions
 from router.core.views.capacity import capacity
 from router.core.views.index import block_holders
-from router.core.views.workers import WorkerView
 from router.errors import InvalidFieldError
 from router.observability.metrics import RouterMetrics
 from router.protocol.batches import SelectBatch
@@ -36,7 +35,7 @@ from router.protocol.requests import (
     ReplicaPeerRequest,
 )
 from router.protocol.values import U64_MAX, Rank, number_in
-from router.protocol.workers import WorkerPatch, WorkerRequest
+from router.protocol.workers import WorkerPatch, WorkerRequest, WorkerView
 from router.runtime.http_server.config import BodyConfig
 from router.runtime.process.settings import SettingView
 from router.runtime.security.guard import Guard

@@ -8,9 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from router.api.workers import BusyThresholdsReply, ModelThresholds
 from router.core.views.accuracy import Misprediction, Predictions
-from router.core.views.index import BlockHolders
 from router.core.views.shadow import ShadowReport
-from router.core.views.workers import WorkerView
 from router.protocol.batches import (
     MAX_SELECTIONS,
     MAX_STEPS,
@@ -39,7 +37,7 @@ from router.protocol.requests import (
     ReplicaPeerRequest,
     SelectRequest,
 )
-from router.protocol.workers import WorkerPatch, WorkerRequest
+from router.protocol.workers import BlockHolders, WorkerPatch, WorkerRequest, WorkerView
 from router.runtime.process.settings import SettingView
 
 

@@ -24,13 +24,13 @@ from router.api.http.routes import Ready, Route
 from router.core.core import RouterCore
 from router.core.views.accuracy import public_findings, sentence
 from router.core.views.index import block_sizes, dump_pieces
-from router.core.views.workers import WorkerView
 from router.errors import KvRouterError
 from router.ingest.snapshots import dumped
 from router.observability.health import ServiceStatus
 from router.observability.metrics import RouterMetrics
 from router.protocol.replies import WARNINGS_HEADER
 from router.protocol.values import Rank
+from router.protocol.workers import WorkerView
 from router.runtime.http_server.config import BodyConfig
 from router.runtime.http_server.exchange import Exchange, HotRoute
 from router.runtime.process.errors import UnsupportedMediaTypeError

@@ -5,7 +5,7 @@ from itertools import groupby
 from operator import itemgetter
 
 import numpy as np
-from msgspec import Struct, json
+from msgspec import json
 from msgspec.structs import astuple
 
 from router.core.core import RouterCore
@@ -21,26 +21,8 @@ from router.protocol.dumps import (
     dump_event,
     scope_key,
 )
-from router.protocol.replies import Trust
 from router.protocol.values import U64_MAX, Rank, Scope
-
-
-class BlockHolder(Struct, frozen=True):
-    """A rank that holds the block; `fastest_tier`: the fastest of the tiers that hold it there."""
-
-    model_name: str
-    routing_group: str
-    worker_id: int
-    dp_rank: int
-    fastest_tier: TierName
-    trust: Trust
-
-
-class BlockHolders(Struct, frozen=True):
-    """All announced ranks that hold a block, of any model and routing group."""
-
-    sequence_hash: int
-    holders: list[BlockHolder]
+from router.protocol.workers import BlockHolder, BlockHolders
 
 
 def block_holders(core: RouterCore, sequence_hash: int, now_s: float) -> BlockHolders:

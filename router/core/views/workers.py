@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, structs
+from msgspec import structs
 
 from router.core.core import RouterCore
 from router.core.fleet import FleetWorker, ScopeRanks
@@ -17,19 +17,24 @@ from router.protocol.dumps import (
     TIER_NAMES,
     TierName,
 )
-from router.protocol.hybrid import ClassKind, HybridSettings
-from router.protocol.loads import LoadGauges
 from router.protocol.replies import (
     OverlapScoresReply,
     PotentialLoad,
     RankOverlap,
     ScopeLoads,
     ServedName,
-    Trust,
 )
 from router.protocol.requests import PotentialLoadsRequest, PromptRequest
 from router.protocol.values import HeldState, Rank
-from router.protocol.workers import WorkerRegistration
+from router.protocol.workers import (
+    ClassView,
+    EngineView,
+    LayoutView,
+    RankView,
+    TierView,
+    WorkerRegistration,
+    WorkerView,
+)
 from router.scheduler.policy._cost_kernel import (
     SHOWN,
     SHOWN_DECODE,
@@ -167,130 +172,7 @@ _SHARED_FIELDS = (
 """Fields that announced workers report, and that callers may set for workers they register."""
 
 
-class TierView(Struct, frozen=True):
-    """The blocks of a rank in one tier.
-
-    `digest`: XOR of a mix of the hashes, in hexadecimal, to compare with the agent's. `holes`:
-    blocks held here or in a faster tier without their parents, by the rank's last report.
-    """
-
-    blocks: int
-    digest: str
-    holes: int
-
-
-class EngineView(Struct, frozen=True):
-    """The state of a direct connection to the engine of a rank.
-
-    `condition`: connecting, replaying, following, or blind (connected, but nothing is replayed);
-    `problem`: the last fault; `silent_s`: time since its last message, null if there was none.
-    """
-
-    events: str
-    replay: str | None
-    condition: str
-    problem: str | None
-    silent_s: float | None
-
-
 EngineOf: TypeAlias = Callable[[Rank], EngineView | None]
-
-
-class ClassView(Struct, frozen=True):
-    """Layers of one kind and shape of a hybrid model, and the blocks that its rank holds for them.
-
-    `span_tokens`: of a window or a chunk, else 0; `is_eagle`: the last block of a hit is dropped.
-    """
-
-    kind: ClassKind
-    block_tokens: int
-    span_tokens: int
-    is_eagle: bool
-    blocks: int
-
-
-class LayoutView(Struct, frozen=True):
-    """The layers of a hybrid model, as its engine's events describe them.
-
-    Prompts are resumed at multiples of `alignment_tokens`. `full_block_tokens`: the block size of
-    full attention, 0 without any; `classes`: of the other layers. `problem`: why it is not exact
-    where prompts are resumed; empty if it is.
-    """
-
-    alignment_tokens: int
-    full_block_tokens: int
-    is_full_eagle: bool
-    problem: str
-    classes: list[ClassView]
-
-
-class RankView(Struct, frozen=True):
-    """One rank of a worker.
-
-    `is_busy`: it was above a threshold at the last decision; `engine`: null if its events come over
-    the bus; `layout`: null unless its model is hybrid.
-    """
-
-    dp_rank: int
-    trust: Trust
-    held_blocks: int
-    tiers: dict[TierName, TierView]
-    active_requests: int
-    active_prefill_tokens: int
-    active_decode_blocks: int
-    is_busy: bool
-    reported: LoadGauges | None
-    engine: EngineView | None = None
-    layout: LayoutView | None = None
-
-
-class WorkerView(Struct, frozen=True, kw_only=True):
-    """One worker, as announced or registered, with its current state.
-
-    `attachment`: what is known of an engine that was attached by its URL, in one sentence.
-
-    Null: not reported or not known yet. Fields of registered workers only come last, before the
-    labels that requests may require.
-    """
-
-    worker_id: int
-    name: str
-    model_name: str
-    routing_group: str
-    lifecycle: str
-    endpoint: str | None
-    block_size: int | None
-    is_eagle: bool | None
-    data_parallel_start_rank: int | None
-    data_parallel_size: int | None
-    max_num_batched_tokens: int | None
-    total_kv_blocks: int | None
-    role: str
-    incarnation: int | None
-    last_heard_s: float | None
-    not_schedulable_reasons: list[str]
-    ranks: list[RankView]
-    attachment: str | None = None
-    kv_events_endpoint: str | None = None
-    kv_events_endpoints: dict[int, str] = {}
-    replay_endpoint: str | None = None
-    replay_endpoints: dict[int, str] = {}
-    load_endpoints: dict[int, str] = {}
-    topic: str | None = None
-    engine: str | None = None
-    report_mode: str | None = None
-    caches_prefixes: bool | None = None
-    stable_routing_id: str | None = None
-    taints: list[str] = []
-    topology_domains: dict[str, str] = {}
-    kv_transfer_domain: str | None = None
-    kv_transfer_enforcement: str | None = None
-    kv_transfer_preferred_weight: float | None = None
-    lora_names: list[str] | None = None
-    max_gpu_lora_count: int | None = None
-    model_aliases: list[str] = []
-    max_model_len: int | None = None
-    hybrid: HybridSettings | None = None
 
 
 def no_engine(_: Rank) -> EngineView | None:

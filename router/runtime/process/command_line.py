@@ -4,6 +4,7 @@
 completion (`completion.py`) and the tables of the documentation are made from the same parsers.
 """
 
+import os
 import re
 from argparse import (
     ONE_OR_MORE,
@@ -24,6 +25,7 @@ from msgspec import Struct
 
 from router.runtime.process.aliases import Alias
 from router.runtime.process.settings import (
+    CLIENT_PREFIX,
     COMMON,
     PREFIXES,
     Setting,
@@ -258,3 +260,26 @@ def _add_alias(parser: Parser, alias: Alias, settings: Mapping[str, Setting]) ->
     flag = f"--{alias.key.replace('_', '-')}"
     hidden = parser.add_argument(flag, help=SUPPRESS, default=SUPPRESS, **action)  # type: ignore[arg-type]
     hidden.is_alias = True  # type: ignore[attr-defined]
+
+
+_ACCESS = {
+    "token_file": "file with a bearer token of scope admin",
+    "ca_file": "PEM file of certificate authorities for the {}; by default the system's",
+    "cert_file": "PEM certificate, if the {} requires one",
+    "key_file": "PEM file of the certificate's private key",
+}
+"""The files of a client's credentials; `{}`: the kind of server."""
+
+
+def add_access(parser: Parser, server: str) -> None:
+    """Add the options of the credentials for a server, a word for it."""
+    for name, what in _ACCESS.items():
+        variable = f"{CLIENT_PREFIX}{name.upper()}"
+        default, text = os.environ.get(variable, ""), f"{what.format(server)} (or {variable})"
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, default=default, metavar="FILE", help=text)
+
+
+def as_url(text: str) -> str:
+    """Return a URL; one without a scheme is of http."""
+    return text if "://" in text else f"http://{text}"

@@ -7,7 +7,6 @@ Exit status: 0; 1 if a system is wrong without a word, or does not start; 2 for 
 line.
 """
 
-import argparse
 import asyncio
 import json
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from router.errors import ConfigError
+from router.tools.conformance.arguments import conformance_parser
 from router.tools.conformance.corpus import SCENARIOS
 from router.tools.conformance.player import Patience, play
 from router.tools.conformance.steps import Scenario
@@ -31,7 +31,10 @@ FULL, QUICK = Patience(1.5, 8.0, 0.1), Patience(0.5, 1.5, 0.03)
 
 def conformance(arguments: Sequence[str]) -> int:
     """Play the corpus to one system, print the table, and return the exit status."""
-    asked = _parse(arguments)
+    parser = conformance_parser()
+    asked = parser.parse_args(arguments)
+    if not chosen(asked.only):
+        parser.error(f"no scenario has any of these words: {asked.only}")
     kind = _adapter(asked.adapter) if asked.adapter else KvRouter
     table, unavailable = measure(
         chosen(asked.only), {"system": kind}, QUICK if asked.quick else FULL
@@ -79,31 +82,3 @@ def _adapter(name: str) -> Any:
         raise ConfigError(
             "adapter", f"{name!r}: {error}", "MODULE:CLASS of a Python class"
         ) from error
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="kv-router conformance",
-        description="Play engine event streams and faults to a router over real sockets, and "
-        "compare the blocks that it counts as cached with an exact model of the engine.",
-    )
-    parser.add_argument(
-        "--adapter",
-        metavar="MODULE:CLASS",
-        default="",
-        help="the router under test, a class with the methods of "
-        "router.tools.conformance.systems.base:System; without it, kv-router",
-    )
-    parser.add_argument(
-        "--only",
-        metavar="WORDS",
-        default="",
-        help="only scenarios with one of these words in group, name or cause, comma-separated",
-    )
-    parser.add_argument("--quick", action="store_true", help="less patience: 45 s at most")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all answers to a file")
-    parser.add_argument("--badge", type=Path, metavar="FILE", help="write an SVG badge to a file")
-    asked = parser.parse_args(arguments)
-    if not chosen(asked.only):
-        parser.error(f"no scenario has any of these words: {asked.only}")
-    return asked

@@ -4,34 +4,25 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from router.errors import InvalidFieldError
 from router.protocol.values import U32_MAX, U64_MAX, UNREADABLE
+from router.runtime.process.command_line import Parser, add_access, as_url
 from router.runtime.process.settings import CLIENT_PREFIX
 
 DEFAULT_URL = "http://localhost:8092"
-
-_ACCESS = {
-    "token_file": "file with a bearer token of scope admin",
-    "ca_file": "PEM file of certificate authorities for the router; by default the system's",
-    "cert_file": "PEM certificate, for a router that requires one",
-    "key_file": "PEM file of the certificate's private key",
-}
 
 _SEPARATOR = re.compile(r"[\s,]+")
 _NO_TOKENS = f"token ids, 0 to {U32_MAX}: a JSON list, or numbers with white space between"
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the parsed command line; `what` is the query. Exits with 2 if it is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="kv-router inspect", description="Print the state of a running router."
-    )
-    add_router(parser, "--url")
+def inspect_parser() -> Parser:
+    """Return the parser of `kv-router inspect`; `what` is the query."""
+    parser = Parser(prog="kv-router inspect", description="Print the state of a running router.")
+    add_router(parser)
     parser.add_argument("--json", action="store_true", help="print the router's response as JSON")
     questions = parser.add_subparsers(dest="what", required=True, metavar="QUESTION")
     questions.add_parser("workers", help="all workers, with their numbers of blocks")
@@ -47,23 +38,40 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     block.add_argument(
         "sequence_hash", type=u64, metavar="HASH", help="decimal (signed or unsigned), or 0x…"
     )
-    return parser.parse_args(arguments)
+    return parser
 
 
-def add_router(parser: argparse.ArgumentParser, option: str) -> None:
-    """Add the option with the router's URL, and those of the credentials for it."""
-    parser.add_argument(
-        option, default=DEFAULT_URL, metavar="URL", help="URL of the router (default: %(default)s)"
+def attach_parser() -> Parser:
+    """Return the parser of `kv-router attach`."""
+    parser = Parser(
+        prog="kv-router attach",
+        description="Let a running router attach an engine, which is asked for all it needs.",
     )
-    for name, what in _ACCESS.items():
-        variable = f"{CLIENT_PREFIX}{name.upper()}"
-        default, text = os.environ.get(variable, ""), f"{what} (or {variable})"
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", default=default, metavar="FILE", help=text
-        )
+    text = (
+        "URL of the engine's OpenAI server, with ;events=tcp://HOST:PORT if it does not name "
+        "its event sockets itself"
+    )
+    parser.add_argument("engine", metavar="ENGINE", help=text)
+    add_router(parser, "--router-url")
+    parser.add_argument("--json", action="store_true", help="print the router's response as JSON")
+    return parser
 
 
-def _add_prompt(prompt: argparse.ArgumentParser) -> None:
+def add_router(parser: Parser, *other_names: str) -> None:
+    """Add the option with the router's URL, and those of the credentials for it.
+
+    `other_names`: of the first option, also accepted.
+    """
+    variable = f"{CLIENT_PREFIX}URL"
+    default = os.environ.get(variable, "") or DEFAULT_URL
+    text = f"URL of the router, with or without http:// (or {variable}; default: {DEFAULT_URL})"
+    parser.add_argument(
+        "--url", *other_names, dest="url", default=default, type=as_url, metavar="URL", help=text
+    )
+    add_access(parser, "router")
+
+
+def _add_prompt(prompt: Parser) -> None:
     tokens = "file with the prompt's token ids, - for standard input"
     prompt.add_argument("--tokens", required=True, metavar="FILE", help=tokens)
     prompt.add_argument(

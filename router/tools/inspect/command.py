@@ -14,17 +14,15 @@ import msgspec
 
 from router.errors import InvalidFieldError, ServerError
 from router.protocol.requests import PromptRequest
-from router.runtime.security.http_access import HttpAccess
 from router.tools.inspect import report
-from router.tools.inspect.arguments import parse, read_tokens
-from router.tools.inspect.router_client import InspectClient
+from router.tools.inspect.arguments import inspect_parser, read_tokens
+from router.tools.inspect.router_client import InspectClient, client_of
 
 
 def inspect(arguments: Sequence[str]) -> int:
     """Query the router, print its response, return the exit status."""
-    asked = parse(arguments)
-    access = HttpAccess(asked.token_file, asked.ca_file, asked.cert_file, asked.key_file)
-    client = InspectClient(asked.url, access)
+    asked = inspect_parser().parse_args(arguments)
+    client = client_of(asked)
     try:
         sys.stdout.write(_answer(client, asked).rstrip("\n") + "\n")
     except InvalidFieldError as error:

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from router.core.views.index import BlockHolder, BlockHolders
-from router.core.views.workers import EngineView, RankView, WorkerView
 from router.protocol.dumps import TIER_NAMES, DumpedRank
 from router.protocol.replies import OverlapScoresReply, RankOverlap, Trust
 from router.protocol.values import Tier
+from router.protocol.workers import BlockHolder, BlockHolders, EngineView, RankView, WorkerView
 from router.runtime.process.tables import TIER_WORDS, table
 
 

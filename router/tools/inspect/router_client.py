@@ -1,20 +1,29 @@
 """The HTTP requests of `kv-router inspect`."""
 
+from argparse import Namespace
 from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
-from router.core.views.index import BlockHolders
-from router.core.views.workers import WorkerView
 from router.errors import ServerError, WireError
+from router.protocol.catalogue import Lifecycle
 from router.protocol.dumps import DumpedRank, decode_dump
-from router.protocol.replies import OverlapScoresReply
+from router.protocol.replies import OverlapScoresReply, ScopeLoads
 from router.protocol.requests import PromptRequest
 from router.protocol.values import UNREADABLE
+from router.protocol.workers import BlockHolders, WorkerView
+from router.runtime.process.settings import SettingView
 from router.runtime.security.http_access import OPEN_ACCESS, HttpAccess
 
 T = TypeVar("T")
+
+
+def client_of(asked: Namespace) -> "InspectClient":
+    """Return the client for the options of `arguments.add_router`. Raises ConfigError."""
+    access = HttpAccess(asked.token_file, asked.ca_file, asked.cert_file, asked.key_file)
+    return InspectClient(asked.url, access)
+
 
 TIMEOUT_S = 10.0
 _JSON = {"content-type": "application/json"}
@@ -29,6 +38,11 @@ class InspectClient:
         options = access.options("client", url)
         self._client = httpx.Client(timeout=TIMEOUT_S, trust_env=False, **options)
 
+    @property
+    def url(self) -> str:
+        """The router's URL."""
+        return self._url
+
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
@@ -41,9 +55,26 @@ class InspectClient:
         """Return one worker."""
         return self._reply("GET", f"/workers/{worker_id}", WorkerView)
 
-    def attach(self, url: str) -> WorkerView:
-        """Let the router attach the engine at a URL. Returns its worker."""
-        return self._reply("POST", "/workers", WorkerView, msgspec.json.encode({"endpoint": url}))
+    def register(self, body: bytes) -> WorkerView:
+        """Register a worker by the JSON of `POST /workers`; return its view."""
+        return self._reply("POST", "/workers", WorkerView, body)
+
+    def unregister(self, worker_id: int) -> WorkerView:
+        """Remove a registered worker; return its last view."""
+        return self._reply("DELETE", f"/workers/{worker_id}", WorkerView)
+
+    def set_lifecycle(self, worker_id: int, lifecycle: Lifecycle) -> WorkerView:
+        """Cordon a worker, drain it, or let it serve again; return its view."""
+        body = msgspec.json.encode({"lifecycle": lifecycle})
+        return self._reply("PATCH", f"/workers/{worker_id}", WorkerView, body)
+
+    def config(self) -> dict[str, SettingView]:
+        """Return every setting in force."""
+        return self._reply("GET", "/config", dict[str, SettingView])
+
+    def loads(self) -> list[ScopeLoads]:
+        """Return the booked load of every rank."""
+        return self._reply("GET", "/loads", list[ScopeLoads])
 
     def overlap_scores(self, prompt: PromptRequest) -> OverlapScoresReply:
         """Return the blocks of a prompt that each rank holds."""

@@ -3,16 +3,12 @@
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from secrets import randbits
-from typing import Annotated, ClassVar
 
-from msgspec import Struct, structs
-
-from router.config.load import check_router, completed, load_extended, with_warnings
 from router.config.router import RouterConfig
 from router.errors import ConfigError
 from router.observability.recorder import RECORDER_METRICS, Recorder, RecordingLimits
@@ -20,46 +16,9 @@ from router.recording.format import Header
 from router.runtime.http_server.server import run_until_signal
 from router.runtime.process.logs import log_to_stderr
 from router.runtime.process.metrics import expose
-from router.runtime.process.settings import COMMON, about
 from router.service.router import RouterService
+from router.tools.recordings.arguments import RecordConfig, load_record_config
 from router.tools.recordings.cores import decision_settings, recorded_core
-
-
-class RecordConfig(Struct, frozen=True, kw_only=True):
-    """Settings of a recording router: those of any router, and the limits of the recording."""
-
-    GROUP: ClassVar[str] = "recording"
-
-    router: RouterConfig = RouterConfig()
-    output: Annotated[
-        str,
-        about(
-            "file to write; it must not exist yet, and will contain prompts", COMMON, unit="FILE"
-        ),
-    ] = ""
-    max_records: Annotated[
-        int, about("stop after this many records; 0: no limit", ge=0, unit="RECORDS")
-    ] = 0
-    max_bytes: Annotated[
-        int, about("stop before the file gets larger than this", COMMON, ge=4096)
-    ] = 1 << 30
-    seconds: Annotated[
-        float, about("stop after this time; 0: no limit", COMMON, ge=0, unit="SECONDS")
-    ] = 0.0
-
-
-def load_record_config(arguments: Sequence[str], environment: Mapping[str, str]) -> RecordConfig:
-    """Return the settings of a recording router. Raises ConfigError."""
-    loaded = load_extended(RecordConfig, arguments, environment)
-    config, router = loaded.config, loaded.config.router
-    check_router(router, loaded.sources)
-    if not config.output:
-        raise ConfigError("output", "missing", "a file to write, as --output FILE")
-    if router.index.event_threads != 1:
-        problem = f"{router.index.event_threads}: the timing of threads cannot be replayed"
-        raise ConfigError("event_threads", problem, "1")
-    config = structs.replace(config, router=completed(router))
-    return with_warnings(structs.replace(loaded, config=config), config.router).shown()
 
 
 def record(arguments: Sequence[str]) -> int:

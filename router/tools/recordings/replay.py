@@ -5,17 +5,15 @@ wrong command line, or a file that is not a recording of this version. A truncat
 replayed up to its last complete line.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from itertools import islice
-from math import inf
 from typing import BinaryIO
 
-from router.config.router import DECISION_SETTINGS, RouterConfig
+from router.config.router import RouterConfig
 from router.errors import ConfigError
 from router.recording.format import (
     LINE_LIMIT_BYTES,
@@ -28,15 +26,15 @@ from router.recording.format import (
 )
 from router.recording.replay import Replay
 from router.runtime.process.loading import checked
-from router.runtime.process.settings import describe
 from router.tools.recordings import report
+from router.tools.recordings.arguments import replay_parser
 from router.tools.recordings.cores import replayed_core
 from router.tools.recordings.tally import Tally
 
 
 def replay(arguments: Sequence[str]) -> int:
     """Replay, print the result, return the exit status. Raises ConfigError."""
-    given = vars(_parser().parse_args(arguments))
+    given = vars(replay_parser().parse_args(arguments))
     path, speed, limit = given.pop("file"), given.pop("speed"), given.pop("limit")
     settings = checked(RouterConfig, given, "flag")
     try:
@@ -109,55 +107,6 @@ def _paced(lines: Iterator[tuple[int, Line]], speed: float) -> Iterator[tuple[in
         if speed:
             time.sleep(max(0.0, start_s + line.at_s / speed - time.monotonic()))
         yield number, line
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kv-router replay",
-        description="Replay a recording, and compare every decision with the recorded one.",
-    )
-    parser.add_argument("file", metavar="FILE", help="recording, as written by `kv-router record`")
-    parser.add_argument(
-        "--speed",
-        type=_speed,
-        default=0.0,
-        metavar="X",
-        help="1: in real time; 10: ten times as fast; 0 (default): as fast as possible",
-    )
-    parser.add_argument(
-        "--limit",
-        type=_limit,
-        default=0,
-        metavar="N",
-        help="replay only the first N lines after the header; 0 (default): all",
-    )
-    _add_settings(parser.add_argument_group("settings", "in place of the recorded ones"))
-    return parser
-
-
-def _add_settings(parser: argparse._ArgumentGroup) -> None:
-    for name, default, text in describe(RouterConfig):
-        if name not in DECISION_SETTINGS:
-            continue
-        flag, shown = f"--{name.replace('_', '-')}", text.replace("%", "%%")
-        if isinstance(default, bool):
-            boolean = argparse.BooleanOptionalAction
-            parser.add_argument(flag, action=boolean, default=argparse.SUPPRESS, help=shown)
-        else:
-            parser.add_argument(flag, metavar="VALUE", default=argparse.SUPPRESS, help=shown)
-
-
-def _speed(text: str) -> float:
-    speed = float(text)
-    if not 0 <= speed < inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return speed
-
-
-def _limit(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return int(text)
 
 
 def _print(text: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 from router.api.rpc.verbs import new_reply
 from router.core.commands import Apply, OrderWorker, RemoveWorker, Reserve, Select
 from router.core.views.decisions import explain
-from router.core.views.workers import ClassView, LayoutView, overlap_scores, workers
+from router.core.views.workers import overlap_scores, workers
 from router.dashboard.board.hit_window import HitWindow
 from router.dashboard.board.table import rank_row
 from router.indexer.approximate import ApproximateLimits
@@ -15,6 +15,7 @@ from router.protocol.hybrid import HybridState, LayerClass, Layout
 from router.protocol.replies import BlockSource, TrustState
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.protocol.values import HeldState, Tier, pack_hashes
+from router.protocol.workers import ClassView, LayoutView
 from router.scheduler.terms import NEW_BLOCKS
 from router.sequence.active.prompt import prepare
 from router.sequence.hashing._digest import digest
