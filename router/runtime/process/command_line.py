@@ -10,6 +10,7 @@ from argparse import (
     ONE_OR_MORE,
     OPTIONAL,
     SUPPRESS,
+    ZERO_OR_MORE,
     Action,
     ArgumentParser,
     BooleanOptionalAction,
@@ -117,8 +118,8 @@ class Parser(ArgumentParser):
         for action in self._actions:
             if not action.option_strings and action.help != SUPPRESS:
                 word = str(action.metavar or action.dest.upper())
-                word = f"{word}…" if action.nargs == ONE_OR_MORE else word
-                words.append(f"[{word}]" if action.nargs == OPTIONAL else word)
+                word = f"{word}…" if action.nargs in (ONE_OR_MORE, ZERO_OR_MORE) else word
+                words.append(f"[{word}]" if action.nargs in (OPTIONAL, ZERO_OR_MORE) else word)
         return " ".join(words)
 
     def _in_words(self, message: str) -> str:

@@ -52,9 +52,12 @@ def test_health_without_a_server_is_an_error(main, capsys):
     assert "not healthy" in capsys.readouterr().err
 
 
-def test_health_help_sends_no_request(capsys):
-    assert cli.main(["health", "--help"]) == 0
-    assert "kv-router health" in capsys.readouterr().out
+@pytest.mark.parametrize("main", [cli.main, agent_cli.main])
+def test_health_help_sends_no_request(main, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["health", "--help"])
+    assert end.value.code == 0
+    assert "health [options] [COMMAND" in capsys.readouterr().out
 
 
 def test_health_check_uses_the_configured_address(tmp_path):
