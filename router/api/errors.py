@@ -48,15 +48,29 @@ class ShadowOffError(KvRouterError):
 
 
 class NoReplicaPeersError(KvRouterError):
-    """A request to name a peer router; routers of a namespace find each other on the bus."""
+    """A request to name a peer router: routers are named by settings, or find each other."""
 
     code = "no_replica_peers"
     http_status = 409
 
     def __init__(self) -> None:
         super().__init__(
-            "replica sync with named peers is disabled: routers of a namespace share reservations "
-            "over NATS (allowed: nats_url and router_replica_sync, at start)"
+            "peers cannot be named while a router runs: routers of a namespace share reservations "
+            "over NATS, or by a list or a Service (allowed: nats_url, router_peers or "
+            "router_service, at start)"
+        )
+
+
+class NoReplicaStreamError(KvRouterError):
+    """A request for a stream of reservations at a router that shares none without a bus."""
+
+    code = "no_replica_stream"
+    http_status = 409
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this router shares no reservations without a bus (allowed: router_peers or "
+            "router_service, at start)"
         )
 
 

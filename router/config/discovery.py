@@ -1,11 +1,14 @@
-"""Settings of discovery: engines in Kubernetes, and a Dynamo fleet; `--help` prints them."""
+"""Settings of discovery: engines, other routers, and a Dynamo fleet; `--help` prints them."""
 
 from typing import Annotated, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from router.errors import ConfigError
 from router.protocol.subjects import NAMESPACE_PATTERN
 from router.runtime.process.settings import COMMON, about
+from router.sequence.replicas.replica_set import MAX_REPLICAS
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
@@ -138,6 +141,67 @@ class DiscoveryConfig(Struct, frozen=True, kw_only=True):
     discovery_unready_s: Annotated[
         float, about("an engine that is not ready for this time is unregistered", ge=0)
     ] = 10.0
+
+
+class PeerConfig(Struct, frozen=True, kw_only=True):
+    """The other routers without a bus: where they are, and how to log in to them."""
+
+    router_peers: Annotated[
+        str,
+        about(
+            "other routers to share reservations with, without NATS: a:8092,b:8092; this router's "
+            "own address may be among them",
+            max_length=65_536,
+        ),
+    ] = ""
+    router_service: Annotated[
+        str,
+        about(
+            "Kubernetes Service whose pods are the routers to share reservations with, without "
+            "NATS, as NAMESPACE/NAME, or as NAME in this pod's namespace; all at this http_port",
+            pattern=rf"^(({_LABEL}/)?{_LABEL})?$",
+            max_length=127,
+        ),
+    ] = ""
+    router_peers_token_file: Annotated[
+        str,
+        about("file with a token of scope replicas, for the other routers; empty: none"),
+    ] = ""
+    router_peers_ca_file: Annotated[
+        str,
+        about(
+            "PEM file of authorities for the other routers, if this one serves HTTPS, as they do; "
+            "empty: the system's"
+        ),
+    ] = ""
+
+    @property
+    def are_set(self) -> bool:
+        """True if reservations are shared without a bus."""
+        return bool(self.router_peers or self.router_service)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of `router_peers`. Raises ConfigError."""
+        named = (each.strip() for each in self.router_peers.split(","))
+        addresses = tuple(dict.fromkeys(filter(None, named)))
+        for each in addresses:
+            if not _is_address(each):
+                raise ConfigError("router_peers", repr(each[:256]), "host:port,host:port")
+        if len(addresses) > MAX_REPLICAS:
+            reason, allowed = f"{len(addresses)} addresses", f"at most {MAX_REPLICAS}"
+            raise ConfigError("router_peers", reason, allowed)
+        return addresses
+
+
+def _is_address(text: str) -> bool:
+    """Return whether a text is host:port, and nothing else."""
+    try:
+        parts = urlsplit(f"//{text}")
+        is_whole = bool(parts.hostname and parts.port) and parts.netloc == text
+    except ValueError:
+        return False
+    return is_whole and "@" not in text and text.isascii() and text.isprintable()
 
 
 class DynamoConfig(Struct, frozen=True, kw_only=True):

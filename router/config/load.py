@@ -1,7 +1,7 @@
 """Loading of a router's configuration; contradictions between settings are refused."""
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
@@ -15,9 +15,30 @@ from router.runtime.process.aliases import check_variables
 from router.runtime.process.loading import Loaded, load_with_sources
 from router.runtime.process.setting_rules import ConflictRule, check_rules
 from router.runtime.process.settings import ROUTER_PREFIX, settings_of
-from router.runtime.security.config import check_nats_url, check_security
+from router.runtime.security.config import (
+    check_nats_url,
+    check_readable,
+    check_security,
+    is_loopback,
+)
 
 T = TypeVar("T", bound=Struct)
+
+_PEER_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("nats_url", lambda c: bool(c.nats_url), "reservations are shared over one of the two"),
+    (
+        "router_replica_sync",
+        lambda c: not c.router_replica_sync,
+        "reservations are not shared",
+    ),
+    ("shadow", lambda c: c.shadow, "a shadow router has no reservations of its own"),
+    (
+        "router_peers_token_file",
+        lambda c: bool(c.token_file) and not c.router_peers_token_file,
+        "the other routers require a token, as this one does (token_file)",
+    ),
+)
+"""What contradicts other routers without a bus: the other setting, whether it does, and why."""
 
 RULES: tuple[ConflictRule, ...] = (
     ConflictRule(
@@ -214,6 +235,45 @@ RULES: tuple[ConflictRule, ...] = (
         for each in settings_of(OpenAiConfig())
         if each.name != "openai_port"
     ),
+    *(
+        ConflictRule(
+            key,
+            other,
+            lambda c, key=key, test=test: bool(getattr(c, key)) and test(c),  # type: ignore[misc]
+            why,
+        )
+        for key in ("router_peers", "router_service")
+        for other, test, why in _PEER_RULES
+    ),
+    ConflictRule(
+        "router_service",
+        "router_peers",
+        lambda c: bool(c.router_service) and bool(c.router_peers),
+        "the Service says which routers there are",
+    ),
+    ConflictRule(
+        "router_service",
+        "host",
+        lambda c: bool(c.router_service) and is_loopback(c.host),
+        "routers of other pods cannot reach this address",
+    ),
+    *(
+        ConflictRule(
+            key,
+            "router_peers",
+            lambda c, key=key: (  # type: ignore[misc]
+                bool(getattr(c, key)) and not (c.router_peers or c.router_service)
+            ),
+            "no router is named by router_peers or router_service",
+        )
+        for key in ("router_peers_token_file", "router_peers_ca_file")
+    ),
+    ConflictRule(
+        "router_peers_ca_file",
+        "tls_cert_file",
+        lambda c: bool(c.router_peers_ca_file) and not c.tls_cert_file,
+        "routers without certificates serve HTTP, and so do the others",
+    ),
     ConflictRule(
         "epp_port",
         "shadow",
@@ -241,6 +301,9 @@ def check_router(config: RouterConfig, sources: Mapping[str, str]) -> None:
     check_engines(config.openai.engines, config.openai.prefill)
     _ = config.openai.completions.origins  # raises for an invalid one
     check_picker(config.picker)
+    _ = config.peers.addresses  # raises for an invalid one
+    for key in ("router_peers_token_file", "router_peers_ca_file"):
+        check_readable(key, getattr(config.peers, key))
     check_nats_url("dynamo_nats_url", config.dynamo.dynamo_nats_url)
     _ = config.placement.tracking_key
     _ = config.queue.from_zero

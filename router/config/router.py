@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from msgspec import Struct, structs
 
 from router.config.capacity import CapacityConfig
-from router.config.discovery import AttachConfig, ClusterConfig, DiscoveryConfig, DynamoConfig
+from router.config.discovery import (
+    AttachConfig,
+    ClusterConfig,
+    DiscoveryConfig,
+    DynamoConfig,
+    PeerConfig,
+)
 from router.config.observability import ObservabilityConfig
 from router.config.openai import OpenAiConfig
 from router.config.picker import PickerConfig
@@ -117,7 +123,7 @@ class ReservationConfig(Struct, frozen=True, kw_only=True):
         about("approximate memory limit of cached selections; the oldest is dropped", ge=1 << 16),
     ] = 256 * 1024 * 1024
     router_replica_sync: Annotated[
-        bool, about("share reservations with the other routers on the bus")
+        bool, about("share reservations with the other routers, on the bus or by router_peers")
     ] = True
 
     @property
@@ -155,6 +161,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     attach: AttachConfig = AttachConfig()
     cluster: ClusterConfig = ClusterConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
+    peers: PeerConfig = PeerConfig()
     dynamo: DynamoConfig = DynamoConfig()
     openai: OpenAiConfig = OpenAiConfig()
     picker: PickerConfig = PickerConfig()
@@ -167,8 +174,8 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     @property
     def shares_reservations(self) -> bool:
         """True if other routers receive this router's bookings; a shadow's are those of another."""
-        shares = self.reservations.router_replica_sync and bool(self.bus.nats_url)
-        return shares and not self.dynamo.shadow
+        has_others = bool(self.bus.nats_url) or self.peers.are_set
+        return self.reservations.router_replica_sync and has_others and not self.dynamo.shadow
 
     @property
     def naming(self) -> "HashKeying":

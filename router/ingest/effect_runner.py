@@ -42,7 +42,8 @@ class EffectRunner:
     """The queue of outgoing effects. `perform` never waits; `run` needs a bus.
 
     `republish` makes an engine that is attached directly to this process report all its blocks
-    again, and returns False for any other rank. Without a bus, effects that need one are dropped.
+    again, and returns False for any other rank. Without a bus, effects that need one are dropped,
+    but for messages to other routers if `add_replicas` was called.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class EffectRunner:
         self._has_bus = has_bus
         self._notes = EffectLog(metrics, EventTimeline(time.time) if timeline is None else timeline)
         self._retellers = [republish]
+        self._to_replica: Callable[[int, bytes], None] | None = None
         self._admit: Callable[[], None] = _cancel_wait
         self._refuse: Callable[[int, KvRouterError], None] = _cancel_wait
         self._queue: asyncio.Queue[Effect] = asyncio.Queue(CAPACITY)
@@ -74,6 +76,8 @@ class EffectRunner:
                 self._admit()
             elif isinstance(effect, RefuseWaiting):
                 self._refuse(effect.ticket, effect.error)
+            elif isinstance(effect, TellReplica) and self._to_replica is not None:
+                self._offer(effect, self._to_replica)
             elif self._has_bus and isinstance(effect, _FOR_THE_BUS):
                 self._enqueue(effect)
 
@@ -82,6 +86,10 @@ class EffectRunner:
     ) -> None:
         """Set the callbacks that admit and refuse waiting requests."""
         self._admit, self._refuse = admit, refuse
+
+    def add_replicas(self, send: Callable[[int, bytes], None]) -> None:
+        """Send messages to other routers by this callback, which raises BusError, without a bus."""
+        self._to_replica = send
 
     def add_reteller(self, republish: Callable[[Rank], bool]) -> None:
         """Add a callback that makes its ranks report all their blocks again."""
@@ -94,8 +102,7 @@ class EffectRunner:
             try:
                 await self._carry_out(effect, bus, fetch_worker)
             except BusError as error:
-                log.debug("%s failed: %s", effect, error)
-                self._metrics.outbox_failures.labels(type(effect).__name__).inc()
+                self._note_failure(effect, error)
 
     async def _carry_out(
         self, effect: Effect, bus: Bus, fetch_worker: Callable[[int], Awaitable[None]]
@@ -112,6 +119,16 @@ class EffectRunner:
                 await bus.send(self._subjects.beacons, encode_beacon(beacon))
             case FetchWorker(worker_id):
                 await fetch_worker(worker_id)
+
+    def _offer(self, effect: TellReplica, send: Callable[[int, bytes], None]) -> None:
+        try:
+            send(effect.router_id, encode_replica_message(effect.message))
+        except BusError as error:
+            self._note_failure(effect, error)
+
+    def _note_failure(self, effect: Effect, error: BusError) -> None:
+        log.debug("%s failed: %s", effect, error)
+        self._metrics.outbox_failures.labels(type(effect).__name__).inc()
 
     def _retell(self, rank: Rank) -> bool:
         return any(republish(rank) for republish in self._retellers)

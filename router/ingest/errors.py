@@ -1,4 +1,4 @@
-"""Errors of other indexers and of persisted state."""
+"""Errors of other indexers, of other routers, and of persisted state."""
 
 from router.errors import KvRouterError
 
@@ -23,6 +23,29 @@ class TooManyPeersError(KvRouterError):
     def __init__(self, limit: int) -> None:
         super().__init__(f"peers: the limit is reached (allowed: at most {limit})")
         self.limit = limit
+
+
+class PeerConflictError(KvRouterError):
+    """A router whose settings contradict this one's, so that they cannot share reservations."""
+
+    code = "peer_conflict"
+    http_status = 409
+
+    def __init__(self, key: str, reason: str, allowed: str) -> None:
+        super().__init__(f"{key}: {reason} (allowed: {allowed})")
+        self.key = key
+        self.reason = reason
+        self.allowed = allowed
+
+
+class PeerItselfError(KvRouterError):
+    """A stream that a router requested of itself."""
+
+    code = "peer_itself"
+    http_status = 409
+
+    def __init__(self) -> None:
+        super().__init__("this address is the router's own")
 
 
 class DataDirError(KvRouterError):

@@ -6,6 +6,8 @@
                                                    requests that its callers reported to it; or it
                                                    requests a snapshot of ours
 
+The bus is NATS, or streams between the routers (`peer_bus.py`).
+
 Frames are produced with or without the bus, so nothing ever waits for it. Frames that it does not
 accept are lost; the others notice the gap by the number of the next frame, and request a snapshot.
 """
@@ -17,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
+from typing import Protocol, TypeAlias
 
 from router.core.commands import ApplyPeer
 from router.core.core import RouterCore
@@ -63,6 +66,67 @@ GIVE_S = 0.5
 
 _WARN_INTERVAL_S = 5.0
 
+Take: TypeAlias = Callable[[str, bytes], None]
+"""Takes a message: its subject on the bus, and its bytes."""
+
+
+class ReplicaBus(Protocol):
+    """What carries messages between routers. Sending raises BusError; the message may be lost."""
+
+    async def publish(self, payload: bytes) -> None:
+        """Send a frame to all other routers."""
+
+    async def send(self, router_id: int, payload: bytes) -> None:
+        """Send a message to one router."""
+
+    async def receive(self, take: Take) -> None:
+        """Take the messages of other routers until cancelled. Raises what `take` raises."""
+
+    async def until_greeted(self) -> None:
+        """Wait until the other routers had time to respond to this one."""
+
+
+class NatsReplicas:
+    """The other routers on a connection to NATS."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, router_id: int) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._router_id = router_id
+
+    async def publish(self, payload: bytes) -> None:
+        """Send a frame to all other routers."""
+        await self._bus.send(self._subjects.reservations(self._router_id), payload)
+
+    async def send(self, router_id: int, payload: bytes) -> None:
+        """Send a message to one router."""
+        await self._bus.send(self._subjects.to_replica(router_id), payload)
+
+    async def receive(self, take: Take) -> None:
+        """Take the messages of other routers until cancelled. Raises what `take` raises."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._receive(self._subjects.to_replica(self._router_id), take))
+            group.create_task(self._receive(self._subjects.all_reservations, take))
+
+    async def until_greeted(self) -> None:
+        """Wait until the other routers had time to respond to this one."""
+        await asyncio.sleep(GREETING_S)
+
+    async def _receive(self, subject: str, take: Take) -> None:
+        """Take the messages of a subject as they are read."""
+        failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def take_message(subject: bytes, _reply: bytes, _head: bytes, payload: bytes) -> None:
+            try:
+                take(subject.decode(errors="replace"), payload)
+            except Exception as error:  # noqa: BLE001 - raised below
+                if not failure.done():
+                    failure.set_exception(error)
+
+        with self._bus.client.taking(take_message):
+            await subscribe(self._bus, subject)
+            await failure
+
 
 class ReplicaSync:
     """This router among its replicas. `publish_forever` always runs, `run` while there is a bus."""
@@ -86,7 +150,7 @@ class ReplicaSync:
         self._metrics = metrics
         self._subjects = subjects
         self._clock = clock
-        self._bus: Bus | None = None
+        self._bus: ReplicaBus | None = None
         self._handover = Handover()
         self._askers: OrderedDict[int, None] = OrderedDict()
         self._is_asked = asyncio.Event()
@@ -94,14 +158,13 @@ class ReplicaSync:
         core.tracker.ledger = self._ledger
         status.replicas_caught_up = False
 
-    async def run(self, bus: Bus) -> None:
+    async def run(self, bus: ReplicaBus) -> None:
         """Follow the other routers until cancelled."""
         self._bus = bus
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._receive(bus, self._subjects.to_replica(self._ledger.router_id)))
-            group.create_task(self._receive(bus, self._subjects.all_reservations))
+            group.create_task(bus.receive(self.take))
             group.create_task(self._answer(bus))
-            group.create_task(self._catch_up())
+            group.create_task(self._catch_up(bus))
 
     async def publish_forever(self) -> None:
         """Publish changes to the other routers, until cancelled."""
@@ -156,31 +219,18 @@ class ReplicaSync:
             log.info("first frame of another router received on %s", subject)
             self._ledger.request_frame()
 
-    async def _receive(self, bus: Bus, subject: str) -> None:
-        """Take the messages of a subject as they are read. Raises what `take` raises."""
-        failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def take(subject: bytes, _reply: bytes, _head: bytes, payload: bytes) -> None:
-            try:
-                self.take(subject.decode(errors="replace"), payload)
-            except Exception as error:  # noqa: BLE001 - raised below
-                if not failure.done():
-                    failure.set_exception(error)
-
-        with bus.client.taking(take):
-            await subscribe(bus, subject)
-            await failure
-
-    async def _catch_up(self) -> None:
+    async def _catch_up(self, bus: ReplicaBus) -> None:
         """Request frames from the other routers, and wait for the reservations that are missing."""
         self._ledger.request_frame()
         patience_s = self._clock() + PATIENCE_S
-        await asyncio.sleep(GREETING_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await bus.until_greeted()
         while self._core.foreign.replicas.in_doubt and self._clock() < patience_s:
             await asyncio.sleep(GREETING_S / 5)
         self._status.replicas_caught_up = True
 
-    async def _answer(self, bus: Bus) -> None:
+    async def _answer(self, bus: ReplicaBus) -> None:
         while True:
             await self._is_asked.wait()
             self._is_asked.clear()
@@ -188,11 +238,10 @@ class ReplicaSync:
                 asked_by, _ = self._askers.popitem(last=False)
                 await self._send_snapshot(bus, asked_by)
 
-    async def _send_snapshot(self, bus: Bus, asked_by: int) -> None:
-        subject = self._subjects.to_replica(asked_by)
+    async def _send_snapshot(self, bus: ReplicaBus, asked_by: int) -> None:
         try:
             for part in self._ledger.snapshot():
-                await bus.send(subject, encode_replica_message(part))
+                await bus.send(asked_by, encode_replica_message(part))
                 await asyncio.sleep(0)
         except BusError as error:
             log.debug("snapshot for router %d: %s; it will be requested again", asked_by, error)
@@ -202,10 +251,10 @@ class ReplicaSync:
     async def _gives(self, heir: int, lot: tuple[SharedReservation, ...]) -> bool:
         """Return whether another router takes over any of these reservations."""
         before, given = len(self._core.tracker), HandedOver(self._ledger.router_id, lot)
-        subject, request_ids = self._subjects.to_replica(heir), given.request_ids
+        request_ids = given.request_ids
         with suppress(BusError, TimeoutError):
             async with asyncio.timeout(GIVE_S):
-                await self._connected_bus().send(subject, encode_replica_message(given))
+                await self._connected_bus().send(heir, encode_replica_message(given))
                 self._handover.give(heir, request_ids)
                 owners = self._core.foreign.replicas.owners
                 while not self._handover.is_settled(request_ids, owners):
@@ -221,7 +270,7 @@ class ReplicaSync:
             recipients = self._handover.recipients(message, is_booked=is_booked)
             self._effect_runner.perform(TellReplica(heir, message) for heir in recipients)
 
-    def _connected_bus(self) -> Bus:
+    def _connected_bus(self) -> ReplicaBus:
         if self._bus is None:
             raise BusUnavailableError("not connected yet")
         return self._bus
@@ -232,8 +281,7 @@ class ReplicaSync:
     async def _send(self, frame: Frame) -> None:
         payload = encode_replica_message(frame)
         try:
-            bus = self._connected_bus()
-            await bus.send(self._subjects.reservations(frame.router_id), payload)
+            await self._connected_bus().publish(payload)
         except BusError:
             self._metrics.frames_lost.inc(bool(frame.change_count))
         else:

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from router.core.core import RouterCore
 from router.core.views.faults import faults
+from router.protocol.replicas import PeerView
 from router.runtime.process.redaction import redact
 
 
@@ -22,7 +23,8 @@ class ServiceStatus:
     `needs_workers`: the process is not ready without a schedulable worker; `initial_workers`: the
     number of schedulable workers required before it is ready for the first time. Without a
     `nats_url` there is no bus, and only registered engines have to catch up; it is kept without its
-    secrets. `cluster_problem`: returns why the engines of a cluster are not known.
+    secrets. `cluster_problem`: returns why the engines of a cluster are not known. `peers`: returns
+    the other routers without a bus; `peer_problems`: sentences about those that share nothing.
     """
 
     __slots__ = (
@@ -34,6 +36,8 @@ class ServiceStatus:
         "events_caught_up",
         "is_draining",
         "nats_url",
+        "peer_problems",
+        "peers",
         "registry_caught_up",
         "replicas_caught_up",
     )
@@ -48,6 +52,8 @@ class ServiceStatus:
         self.engines_caught_up = True
         self.replicas_caught_up = True
         self.cluster_problem: Callable[[], str | None] = lambda: None
+        self.peers: Callable[[], list[PeerView]] = list
+        self.peer_problems: Callable[[], list[str]] = list
 
     @property
     def has_bus(self) -> bool:
@@ -70,7 +76,7 @@ class ServiceStatus:
     def degraded(self, core: RouterCore) -> list[str]:
         """Return the faults that do not affect readiness. O(routers and faulty workers)."""
         bus = self._bus_problems(core) if self._has_caught_up else ()
-        return [*_degraded(core), *bus, *faults(core)]
+        return [*_degraded(core), *self.peer_problems(), *bus, *faults(core)]
 
     @property
     def _has_caught_up(self) -> bool:

@@ -1,4 +1,4 @@
-"""Messages between routers about their reservations: core NATS, msgpack arrays.
+"""Messages between routers about their reservations: msgpack arrays, over core NATS or streams.
 
 Every router numbers its frames from 1 in each incarnation. A frame contains the changes since the
 frame before it, and ends with a count and a digest of everything that its sender has published so
@@ -6,7 +6,7 @@ far: a router that misses a frame notices with the next one, and requests a snap
 absolute: applied twice, they change nothing. Fields may be appended, never reordered.
 """
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct, msgpack
 from msgspec.structs import replace
@@ -163,6 +163,41 @@ PeerMessage: TypeAlias = Frame | SnapshotPart | ProgressTold | HandedOver
 """The messages that change reservations."""
 
 ReplicaMessage: TypeAlias = PeerMessage | SnapshotWanted
+
+
+# ── Streams between routers without a bus ────────────────────────────────────────────────────────
+
+
+class PeerGreeting(Struct, frozen=True):
+    """What a router says of itself at the beginning of a stream.
+
+    Routers share reservations only if their `namespace` and `scheme` are equal. `scheme`: how
+    blocks are named in bookings (`HashKeying.booking_scheme`).
+    """
+
+    router_id: UInt
+    incarnation: UInt
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    namespace: Annotated[str, Meta(min_length=1, max_length=64)]
+    scheme: Annotated[str, Meta(max_length=256)]
+
+
+PeerState: TypeAlias = Literal["trying", "connected", "unreachable", "refused", "itself", "doubled"]
+
+
+class PeerView(Struct, frozen=True):
+    """Another router without a bus, as `/ready?verbose` shows it.
+
+    `since_unix_s`: the time of the last change of `state`. `itself`: the address is this router's;
+    `doubled`: another address leads to the same router.
+    """
+
+    address: str
+    state: PeerState
+    since_unix_s: float
+    name: str | None = None
+    problem: str | None = None
+
 
 _decoder: msgpack.Decoder[ReplicaMessage] = msgpack.Decoder(ReplicaMessage)
 

@@ -36,14 +36,14 @@ from router.discovery.dynamo.attach import dynamo_follower, dynamo_settings
 from router.discovery.dynamo.follower import DynamoFollower
 from router.discovery.router_presence import RouterPresence, until_informed
 from router.ingest.engine_polls import EnginePolls, PollDuties
-from router.ingest.replica_sync import ReplicaSync
+from router.ingest.peer_bus import PeerBus
+from router.ingest.replica_sync import NatsReplicas, ReplicaSync
 from router.observability.accuracy_metrics import expose_accuracy
 from router.observability.decision_observer import DecisionObserver
 from router.observability.replica_metrics import ReplicaMetrics
 from router.observability.state_metrics import expose_selections, expose_shadow
-from router.protocol.catalogue import (
-    Lifecycle,
-)
+from router.protocol.catalogue import Lifecycle, RouterAnnouncement
+from router.protocol.replicas import PeerGreeting
 from router.runtime.bus.connection import Bus
 from router.runtime.bus.errors import BusUnavailableError
 from router.runtime.http_server.server import endpoint_of
@@ -119,6 +119,7 @@ class RouterService:
         self._polls = self._make_polls()
         self._openai = self._make_openai()
         self._replica = self._make_replica(core) if config.shares_reservations else None
+        self._peers = self._make_peers() if config.peers.are_set else None
         told = (self.host.metrics, self.host.subjects, self.host.edge.guard)
         self._rpc = Rpc(self.commands, *told, config.bodies, config.bus.max_bus_requests)
         lookups = Lookups(core, frequency_window_s=0.0)
@@ -161,10 +162,11 @@ class RouterService:
             workers,
             host.metrics,
             host.edge.guard,
-            lambda: list(host.feed.registry.routers()),
+            self._routers,
             self._settings,
             router_id=config.router_id,
             shares_reservations=config.shares_reservations,
+            streams=None if self._peers is None else self._peers.streams,
         )
         ready = ReadyProbe(host.status, host.core, workers.all)
         hot = HotRoutes(self.commands, host.edge.guard, ready.find)
@@ -291,6 +293,30 @@ class RouterService:
             host.subjects,
         )
 
+    def _make_peers(self) -> PeerBus:
+        config, host = self._config, self.host
+        own = (config.router_id, self._incarnation, config.service.name)
+        greeting = PeerGreeting(*own, config.bus.namespace, config.naming.booking_scheme)
+        peers = PeerBus(
+            config.peers, config.security, greeting, host.metrics.registry, Random(), ""
+        )
+        peers.set_addresses(config.peers.addresses)
+        host.effect_runner.add_replicas(peers.offer)
+        host.status.peers, host.status.peer_problems = peers.views, peers.problems
+        return peers
+
+    def _routers(self) -> list[RouterAnnouncement]:
+        """Return the routers of this namespace; without a bus, this one and those connected."""
+        if self._peers is None:
+            return list(self.host.feed.registry.routers())
+        this = RouterAnnouncement(
+            router_id=self._config.router_id,
+            name=self._config.service.name,
+            endpoint=self.host.endpoint,
+            incarnation=self._incarnation,
+        )
+        return [this, *self._peers.announcements()]
+
     def _background(self, stop: asyncio.Event, openai: socket.socket | None) -> Iterable[Task]:
         if self._openai is not None:
             yield self._openai.run(stop, openai)
@@ -302,6 +328,8 @@ class RouterService:
             yield self._show_addresses(self._show, openai)
         if self._replica is not None:
             yield self._replica.publish_forever()
+        if self._replica is not None and self._peers is not None:
+            yield self._replica.run(self._peers)
         for each in (self._dynamo, self._discovery, self._decision_log, self._tracer):
             if each is not None:
                 yield each.run()
@@ -338,7 +366,8 @@ class RouterService:
     async def _follow_replicas(self, replica: ReplicaSync, bus: Bus) -> None:
         """Follow the replicas once the ranks of their reservations are known."""
         await self.host.feed.registry.caught_up.wait()
-        await replica.run(bus)
+        host = self.host
+        await replica.run(NatsReplicas(bus, host.subjects, self._config.router_id))
 
     async def _drain(self) -> None:
         """Refuse waiting requests, leave snapshots to other routers, and finish bus requests."""
@@ -354,8 +383,12 @@ class RouterService:
 
     async def _leave(self) -> None:
         """Hand over the running requests to other routers."""
-        if self._replica is not None:
-            await self._replica.hand_over()
+        try:
+            if self._replica is not None:
+                await self._replica.hand_over()
+        finally:
+            if self._peers is not None:
+                self._peers.close()
 
     def _is_first_router(self) -> bool:
         """Return whether this router has the lowest id of the live ones."""

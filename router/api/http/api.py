@@ -4,17 +4,18 @@ The routes of the request path are in `hot_routes.py`.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from router.api.batches import BatchCommands
 from router.api.caller_commands import CallerCommand, PotentialLoads, ReadShadow
 from router.api.commands import Commands
-from router.api.errors import NoReplicaPeersError
+from router.api.errors import NoReplicaPeersError, NoReplicaStreamError
 from router.api.http.answers import OK, response, with_warnings_header
 from router.api.http.routes import ROUTES
 from router.api.http.web import Web, as_starlette, dump_answer, json_answer, json_bytes
@@ -24,10 +25,12 @@ from router.core.views.accuracy import predictions
 from router.core.views.capacity import capacity
 from router.core.views.index import block_holders
 from router.errors import InvalidFieldError
+from router.ingest.peer_streams import PeerStreams
 from router.observability.metrics import RouterMetrics
 from router.protocol.batches import SelectBatch
 from router.protocol.capacity import PoolCapacity
 from router.protocol.catalogue import RouterAnnouncement
+from router.protocol.replicas import PeerGreeting
 from router.protocol.replies import ScopeLoads
 from router.protocol.requests import (
     BusyThresholdRequest,
@@ -39,7 +42,7 @@ from router.protocol.workers import WorkerPatch, WorkerRequest, WorkerView
 from router.runtime.http_server.config import BodyConfig
 from router.runtime.process.settings import SettingView
 from router.runtime.security.guard import Guard
-from router.runtime.security.guarded import caller_of
+from router.runtime.security.guarded import caller_of, is_still_admitted
 
 V = TypeVar("V", WorkerView, ScopeLoads, PoolCapacity)
 
@@ -47,7 +50,8 @@ V = TypeVar("V", WorkerView, ScopeLoads, PoolCapacity)
 class Api:
     """The handlers, on the commands of requests and of workers.
 
-    `routers`: lists the routers of this namespace. `settings`: the settings in effect.
+    `routers`: lists the routers of this namespace. `settings`: the settings in effect. `streams`:
+    those to other routers without a bus.
     """
 
     def __init__(
@@ -62,9 +66,11 @@ class Api:
         *,
         router_id: int,
         shares_reservations: bool,
+        streams: PeerStreams | None = None,
     ) -> None:
         self._web = Web("kv-router", ROUTES, bodies, metrics)
         self._router_id, self._shares = router_id, shares_reservations
+        self._streams = streams
         self._commands = commands
         self._batches = BatchCommands(commands, guard, msgspec.json.Decoder)
         self._busy = BusyCommands(commands.core)
@@ -124,6 +130,23 @@ class Api:
         """Refuse a change of peers: routers discover each other."""
         await self._web.body(request, ReplicaPeerRequest)
         raise NoReplicaPeersError
+
+    async def replica_stream(self, request: Request) -> Response:
+        """Return a stream of this router's reservations to another router."""
+        greeting = await self._web.body(request, PeerGreeting)
+        if self._streams is None:
+            raise NoReplicaStreamError
+        streams, scope = self._streams, request.scope
+        stream = streams.join(greeting)
+
+        async def records() -> AsyncIterator[bytes]:
+            try:
+                while (waiting := await stream.take()) and is_still_admitted(scope):
+                    yield waiting
+            finally:
+                streams.leave(stream)
+
+        return StreamingResponse(records(), media_type="application/octet-stream")
 
     async def busy_thresholds(self, _: Request) -> Response:
         """Return the busy thresholds, and the busy ranks."""

@@ -48,6 +48,13 @@ EXAMPLES: MappingProxyType[str, Any] = MappingProxyType(
         },
         "patch_worker": {"lifecycle": "schedulable"},
         "change_replica_peers": {"endpoint": "tcp://10.0.0.8:9000"},
+        "replica_stream": {
+            "router_id": 7,
+            "incarnation": 1,
+            "name": "r7",
+            "namespace": "default",
+            "scheme": "xxh3-64:1337",
+        },
         "change_busy_thresholds": {"model": "default", "active_decode_blocks_threshold": 0.9},
         "potential_loads": _PROMPT,
         "overlap_scores": _PROMPT,

@@ -19,6 +19,7 @@ from router.protocol.batches import (
 from router.protocol.capacity import PoolCapacity
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.dumps import Dump
+from router.protocol.replicas import PeerGreeting, PeerView
 from router.protocol.replies import (
     Decision,
     OverlapScoresReply,
@@ -59,7 +60,7 @@ class Ready(Struct):
 
     The rest with `?verbose`, which needs that scope. `degraded`: problems that do not prevent
     readiness. `mispredicted`: groups of requests with reported usage that differs from the
-    prediction.
+    prediction. `peers`: the other routers, if there is no bus.
     """
 
     ready: bool
@@ -68,6 +69,7 @@ class Ready(Struct):
     degraded: str | UnsetType | None = UNSET
     workers: list[WorkerView] | UnsetType = UNSET
     mispredicted: list[Misprediction] | UnsetType = UNSET
+    peers: list[PeerView] | UnsetType = UNSET
 
 
 _NO_QUERY: Mapping[str, str] = MappingProxyType({})
@@ -252,6 +254,15 @@ ROUTES = (
         Ok,
         ReplicaPeerRequest,
         refusals=(*BODY, 409),
+    ),
+    Route(
+        "POST",
+        "/replica_sync/stream",
+        "replica_stream",
+        "Reservations of this router, for another one without a bus: records, without an end",
+        bytes,
+        PeerGreeting,
+        refusals=(*BODY, 409, 503),
     ),
     Route("GET", "/routers", "routers", "Routers of this namespace", list[RouterAnnouncement]),
     Route(

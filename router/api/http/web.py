@@ -185,6 +185,7 @@ class ReadyProbe:
             body.degraded = "; ".join(degraded) or None
             body.workers = self._describe()
             body.mispredicted = found or UNSET
+            body.peers = self._status.peers() or UNSET
         return answers.response(body, 200 if readiness.is_ready else 503)
 
     def _unchosen(self) -> list[str]:

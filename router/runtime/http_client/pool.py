@@ -139,12 +139,15 @@ class HttpPool:
     """A client for many servers. It must be closed.
 
     `tls`: for https; None: the system's authorities, read for the first connection and again when
-    they have changed.
+    they have changed. `tls_name`: the name in the servers' certificates; empty: their host's.
     """
 
-    def __init__(self, limits: PoolLimits, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, limits: PoolLimits, tls: ssl.SSLContext | None = None, tls_name: str = ""
+    ) -> None:
         self._limits = limits
         self._tls = tls
+        self._tls_name = tls_name
         self._system_tls = ClientTls()
         self._servers: dict[Origin, _Server] = {}
 
@@ -246,7 +249,7 @@ class HttpPool:
                     origin.host,
                     origin.port,
                     ssl=tls,
-                    server_hostname=origin.host if tls else None,
+                    server_hostname=(self._tls_name or origin.host) if tls else None,
                 )
         except TimeoutError as error:
             raise NeverSentError(server.name, "connect timeout") from error

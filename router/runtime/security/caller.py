@@ -8,12 +8,13 @@ from router.errors import InvalidFieldError
 from router.protocol.requests import BookRequest, PromptRequest, SelectRequest
 from router.runtime.security.errors import ForbiddenError
 
-TokenScope: TypeAlias = Literal["route", "admin", "metrics", "steer", "loads"]
+TokenScope: TypeAlias = Literal["route", "admin", "metrics", "steer", "loads", "replicas"]
 """Scopes of a token.
 
 `route`: selections and bookings; `admin`: all state; `metrics`: metrics; `steer`: fields of
 completions that steer engines (`router/forward/permitted_fields.py`); `loads`: the load of every
-rank, which forwarders need to list models, and which `admin` includes.
+rank, which forwarders need to list models, and which `admin` includes; `replicas`: the reservations
+of all callers, which routers without a bus share.
 """
 
 ANY = "*"

@@ -94,6 +94,9 @@ ROUTE = (
 LOADS = ("GET /loads", "NATS loads")
 """What a forwarder needs besides `route`."""
 
+REPLICAS = ("POST /replica_sync/stream",)
+"""What a router needs of another without a bus: its reservations, of all callers."""
+
 ADMIN = (
     "GET /workers",
     "GET /workers/{worker_id}",
@@ -138,6 +141,7 @@ ROUTE_SCOPES: Mapping[str, TokenScope | None] = MappingProxyType(
     | dict.fromkeys(METRICS, "metrics")
     | dict.fromkeys(ROUTE, "route")
     | dict.fromkeys(LOADS, "loads")
+    | dict.fromkeys(REPLICAS, "replicas")
     | dict.fromkeys(ADMIN, "admin")
 )
 """Scopes by method and declared path; None: no token is needed."""

@@ -3,7 +3,7 @@
     [[tokens]]
     name = "gateway"
     token_sha256 = "9f86d081…"       # or token = "…", at least 16 characters
-    scopes = ["route"]               # route, admin, metrics, steer, loads
+    scopes = ["route"]               # route, admin, metrics, steer, loads, replicas
     tenant = "acme"                  # this and the following fields are optional
     routing_groups = ["acme"]        # default "*": any
     cache_salts = ["acme"]           # default: the tenant's name
@@ -128,7 +128,7 @@ def _token(line: TokenLine) -> Token:
         raise ConfigError(KEY, f"{line.name}: needs a token", "either token or token_sha256")
     if line.tenant is None and (line.routing_groups or line.cache_salts):
         raise ConfigError(KEY, f"{line.name}: groups or salts without a tenant", "with a tenant")
-    for scope in ("admin", "steer", "loads") if line.tenant is not None else ():
+    for scope in ("admin", "steer", "loads", "replicas") if line.tenant is not None else ():
         if scope in line.scopes:
             reason = f"{line.name}: {scope} reaches every tenant, tenant is {line.tenant!r}"
             raise ConfigError(KEY, reason, "one of the two")

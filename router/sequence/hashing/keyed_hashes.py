@@ -43,6 +43,12 @@ class TrackingKey(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"TrackingKey({self.key_id!r})"
 
+    @property
+    def scheme(self) -> str:
+        """The scheme, with a fingerprint of the secret."""
+        fingerprint = blake2b(self.key_id.encode(), digest_size=4, key=self.secret).hexdigest()
+        return f"{ALGORITHM}:{fingerprint}"
+
     def names(
         self, sequence_hashes: HashArray, request: PromptRequest, identity: Identity
     ) -> HashArray:
@@ -75,6 +81,11 @@ class HashKeying(Struct, frozen=True):
     def scheme(self) -> str:
         """The scheme in identities. It contains the key's fingerprint, not the key."""
         return SCHEME if self.key is None else f"{SCHEME}+siphash-2-4:{self.key.fingerprint}"
+
+    @property
+    def booking_scheme(self) -> str:
+        """The scheme of blocks in bookings. It contains fingerprints of keys, not the keys."""
+        return self.scheme if self.tracking is None else self.tracking.scheme
 
     @property
     def is_plain(self) -> bool:
