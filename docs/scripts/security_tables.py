@@ -10,6 +10,10 @@ SCOPES = (
         "scope `route`: decide, book and complete requests, within the tenant's routing groups, salts and ids",
     ),
     ("loads", "scope `loads`: what a forwarder needs besides `route`; `admin` includes it"),
+    (
+        "replicas",
+        "scope `replicas`: routers that share bookings without a bus (`router_peers_token_file`)",
+    ),
     ("admin", "scope `admin`: everything that shows or changes the state of all tenants"),
 )
 

@@ -23,7 +23,7 @@ PLACES = {
     "events": "stream `kv-{namespace}-events`, subject `kv.{namespace}.events.{worker}.{rank}`; msgpack",
     "loads": "subjects `kv.{namespace}.load.{worker}.{rank}`, and asked for `kv.{namespace}.worker.{worker}.{rank}.load`; msgpack",
     "ranges": "subject `kv.{namespace}.worker.{worker}.{rank}.events`; msgpack",
-    "replicas": "subjects `kv.{namespace}.sequences.{router}` and `….inbox`; msgpack",
+    "replicas": "subjects `kv.{namespace}.sequences.{router}` and `….inbox`, without a bus `POST /replica_sync/stream`; msgpack",
     "prefills": "subject `kv.{namespace}.prefill`; msgpack",
     "catalogue": "bucket `kv-{namespace}-workers`; JSON",
     "requests": "HTTP of a router, and inside of its NATS methods; JSON",

@@ -201,7 +201,7 @@ def _is_address(text: str) -> bool:
         is_whole = bool(parts.hostname and parts.port) and parts.netloc == text
     except ValueError:
         return False
-    return is_whole and "@" not in text and text.isascii() and text.isprintable()
+    return is_whole and text.isascii() and text.isprintable() and not set(text) & set("@ ")
 
 
 class DynamoConfig(Struct, frozen=True, kw_only=True):

@@ -101,7 +101,10 @@ class _Peer:
 
 
 class PeerBus:
-    """The other routers by their addresses. `streams`: those that they have requested here."""
+    """The other routers by their addresses. `streams`: those that they have requested here.
+
+    `tls_name`: the name in the others' certificates; empty: the host of each address.
+    """
 
     def __init__(
         self,
@@ -110,18 +113,14 @@ class PeerBus:
         greeting: PeerGreeting,
         registry: CollectorRegistry,
         random: Random,
-        tls_name: str = "",
     ) -> None:
-        """Register the metrics. Raises ConfigError.
-
-        `tls_name`: the name in certificates of the others; empty: the host of each address.
-        """
+        """Register the metrics. Raises ConfigError."""
         self._greeting = greeting
         self._subjects = Subjects(greeting.namespace)
         self._random = random
         self._scheme = "https" if security.tls_cert_file else "http"
         self._access = HttpAccess(config.router_peers_token_file)
-        self._tls_name = tls_name
+        self.tls_name = ""
         own = ("", "")
         if security.tls_client_ca_file:
             own = (security.tls_cert_file, security.tls_key_file)
@@ -277,7 +276,7 @@ class PeerBus:
         lines = [(b"content-type", b"application/json")]
         lines += [(name.encode(), value.encode("ascii")) for name, value in headers.items()]
         limits = PoolLimits(1, CONNECT_S, head_timeout_s=SILENT_S)
-        pool = HttpPool(limits, tls, self._tls_name)
+        pool = HttpPool(limits, tls, self.tls_name)
         try:
             request = Request("POST", STREAM_PATH, body, tuple(lines))
             async with pool.response(peer.origin, request) as response:

@@ -1,20 +1,26 @@
 """Optional components, created if settings require them."""
 
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 from router.api.sessions import LocalSessions, Sessions
 from router.config.observability import ObservabilityConfig
+from router.config.router import RouterConfig
 from router.config.sessions import SessionConfig
 from router.core.core import RouterCore
 from router.errors import ConfigError
+from router.ingest.peer_bus import PeerBus
 from router.observability.decision_log import DECISION_LOG_METRICS, DecisionLog
+from router.observability.health import ServiceStatus
 from router.observability.metrics import RouterMetrics
 from router.observability.state_metrics import SESSION_METRICS
+from router.protocol.replicas import PeerGreeting
 from router.runtime.process.metrics import expose
 from router.scheduler.affinity import AffinityTable
 
 if TYPE_CHECKING:
+    from router.discovery.kubernetes.peer_watch import PeerWatch
     from router.observability.tracing import Tracer
 
 
@@ -51,6 +57,30 @@ def make_tracer(config: ObservabilityConfig, name: str, metrics: RouterMetrics) 
     tracer = Tracer(config.otlp_endpoint, name, config.trace_ratio)
     expose(metrics.registry, "kv_router_", TRACER_METRICS, tracer)
     return tracer
+
+
+def make_peers(
+    config: RouterConfig, incarnation: int, metrics: RouterMetrics, status: ServiceStatus
+) -> tuple[PeerBus | None, "PeerWatch | None"]:
+    """Return the other routers without a bus, and the Service that says which there are.
+
+    None with a bus, or without others; no Service if they are named. Raises ConfigError.
+    """
+    if not config.peers.are_set:
+        return None, None
+    own = (config.router_id, incarnation, config.service.name)
+    greeting = PeerGreeting(*own, config.bus.namespace, config.naming.booking_scheme)
+    peers = PeerBus(config.peers, config.security, greeting, metrics.registry, Random())
+    status.peers, status.peer_problems = peers.views, peers.problems
+    if not config.peers.router_service:
+        peers.set_addresses(config.peers.addresses)
+        return peers, None
+    from router.discovery.kubernetes.peer_watch import PeerWatch
+
+    watch = PeerWatch(config, peers.set_addresses, metrics.registry, Random())
+    peers.tls_name = watch.tls_name
+    status.peer_problems = lambda: [*watch.problems(), *peers.problems()]
+    return peers, watch
 
 
 def _shared_sessions(

@@ -36,21 +36,19 @@ from router.discovery.dynamo.attach import dynamo_follower, dynamo_settings
 from router.discovery.dynamo.follower import DynamoFollower
 from router.discovery.router_presence import RouterPresence, until_informed
 from router.ingest.engine_polls import EnginePolls, PollDuties
-from router.ingest.peer_bus import PeerBus
 from router.ingest.replica_sync import NatsReplicas, ReplicaSync
 from router.observability.accuracy_metrics import expose_accuracy
 from router.observability.decision_observer import DecisionObserver
 from router.observability.replica_metrics import ReplicaMetrics
 from router.observability.state_metrics import expose_selections, expose_shadow
 from router.protocol.catalogue import Lifecycle, RouterAnnouncement
-from router.protocol.replicas import PeerGreeting
 from router.runtime.bus.connection import Bus
 from router.runtime.bus.errors import BusUnavailableError
 from router.runtime.http_server.server import endpoint_of
 from router.runtime.process.loading import NO_OTHERS, Loaded
 from router.runtime.process.settings import effective
 from router.service.bus_feed import Task
-from router.service.extras import make_decision_log, make_sessions, make_tracer
+from router.service.extras import make_decision_log, make_peers, make_sessions, make_tracer
 from router.service.host import CoreHost, Hooks
 
 if TYPE_CHECKING:  # few routers look for engines, or are an OpenAI endpoint too
@@ -119,7 +117,11 @@ class RouterService:
         self._polls = self._make_polls()
         self._openai = self._make_openai()
         self._replica = self._make_replica(core) if config.shares_reservations else None
-        self._peers = self._make_peers() if config.peers.are_set else None
+        self._peers, self._peer_watch = make_peers(
+            config, self._incarnation, self.host.metrics, self.host.status
+        )
+        if self._peers is not None:
+            self.host.effect_runner.add_replicas(self._peers.offer)
         told = (self.host.metrics, self.host.subjects, self.host.edge.guard)
         self._rpc = Rpc(self.commands, *told, config.bodies, config.bus.max_bus_requests)
         lookups = Lookups(core, frequency_window_s=0.0)
@@ -293,18 +295,6 @@ class RouterService:
             host.subjects,
         )
 
-    def _make_peers(self) -> PeerBus:
-        config, host = self._config, self.host
-        own = (config.router_id, self._incarnation, config.service.name)
-        greeting = PeerGreeting(*own, config.bus.namespace, config.naming.booking_scheme)
-        peers = PeerBus(
-            config.peers, config.security, greeting, host.metrics.registry, Random(), ""
-        )
-        peers.set_addresses(config.peers.addresses)
-        host.effect_runner.add_replicas(peers.offer)
-        host.status.peers, host.status.peer_problems = peers.views, peers.problems
-        return peers
-
     def _routers(self) -> list[RouterAnnouncement]:
         """Return the routers of this namespace; without a bus, this one and those connected."""
         if self._peers is None:
@@ -326,13 +316,19 @@ class RouterService:
             yield self._polls.run()
         if self._show is not None:
             yield self._show_addresses(self._show, openai)
-        if self._replica is not None:
-            yield self._replica.publish_forever()
-        if self._replica is not None and self._peers is not None:
-            yield self._replica.run(self._peers)
+        yield from self._share()
         for each in (self._dynamo, self._discovery, self._decision_log, self._tracer):
             if each is not None:
                 yield each.run()
+
+    def _share(self) -> Iterable[Task]:
+        if self._replica is None:
+            return
+        yield self._replica.publish_forever()
+        if self._peers is not None:
+            yield self._replica.run(self._peers)
+        if self._peer_watch is not None:
+            yield self._peer_watch.run()
 
     async def _show_addresses(
         self, show: Callable[[str], None], openai: socket.socket | None

@@ -83,8 +83,12 @@ def exposed(texts):
 async def live_metrics(tmp_path, nats_url):
     """Of a router, an index alone, an agent with tiers, and one beside an engine."""
     fleet = Fleet(tmp_path, nats_url)
-    ports = {"indexer": free_port(), "bridge": free_port()}
+    ports = {"indexer": free_port(), "bridge": free_port(), "peer": free_port()}
     others = [
+        Process(
+            tmp_path, "peer", "router", "serve",
+            **{"http-port": ports["peer"], "router-peers": "127.0.0.1:1"},
+        ),
         Process(
             tmp_path, "indexer", "router", "indexer",
             **{"nats-url": nats_url, "http-port": ports["indexer"]},

@@ -53,7 +53,7 @@ EXAMPLES: MappingProxyType[str, Any] = MappingProxyType(
             "incarnation": 1,
             "name": "r7",
             "namespace": "default",
-            "scheme": "xxh3-64:1337",
+            "scheme": "xxh3-64-1337",
         },
         "change_busy_thresholds": {"model": "default", "active_decode_blocks_threshold": 0.9},
         "potential_loads": _PROMPT,

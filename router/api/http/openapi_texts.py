@@ -17,6 +17,7 @@ WORDS = {
     "active_prefill_tokens_threshold_frac": "the same, as a multiple of max_num_batched_tokens",
     "active_requests": "requests booked on the rank",
     "additional_salt": "older name of cache_salt",
+    "address": "URL of the router",
     "age_s": "age, in seconds",
     "agreed": "decisions in which both chose the same rank",
     "alignment_tokens": "prompts are resumed at multiples of it",

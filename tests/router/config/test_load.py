@@ -143,6 +143,9 @@ def test_other_dynamo_variables_are_ignored():
 REDIS = ("--redis-url", "redis://h", "--session-affinity-ttl-s", "9")
 TRACKING = tuple(f"DYN_ROUTER_TRACKING_{name}" for name in ("HASH", "KEY_FILE", "KEY_ID"))
 
+PEERS = ("--router-peers", "10.0.0.1:8092,router-2:8092")
+SERVICE = ("--router-service", "llm/routers", "--host", "::", "--insecure-public-bind")
+
 CONTRADICTIONS = {
     ("router_tracking_hash", "router_tracking_key_file"): (
         "--router-tracking-hash", "keyed-xxh3-v1",
@@ -217,11 +220,44 @@ CONTRADICTIONS = {
         for each in settings_of(PickerConfig())
         if each.name != "epp_port"
     },
+    **{
+        (key, other): (*named, *arguments)
+        for key, named in {"router_peers": PEERS, "router_service": SERVICE}.items()
+        for other, arguments in {
+            "nats_url": ("--nats-url", "nats://h"),
+            "router_replica_sync": ("--no-router-replica-sync",),
+            "shadow": ("--shadow",),
+            "router_peers_token_file": ("--token-file", __file__),
+        }.items()
+    },
+    ("router_service", "router_peers"): (*SERVICE, *PEERS),
+    ("router_service", "host"): SERVICE[:2],
+    ("router_peers_token_file", "router_peers"): ("--router-peers-token-file", __file__),
+    ("router_peers_ca_file", "router_peers"): ("--router-peers-ca-file", __file__),
+    ("router_peers_ca_file", "tls_cert_file"): (*PEERS, "--router-peers-ca-file", __file__),
 }  # fmt: skip
 
 
 def test_every_rule_has_a_contradiction_test():
     assert {(rule.key, rule.other) for rule in RULES} == set(CONTRADICTIONS)
+
+
+@pytest.mark.parametrize(
+    "peers", ["a", "a:0", "a:70000", "http://a:1", "a:1/path", "u@a:1", "a:1,b", "a b:1", ",".join(
+        f"r{number}:8092" for number in range(65)
+    )]
+)  # fmt: skip
+def test_routers_that_are_no_addresses_are_refused(peers):
+    with pytest.raises(ConfigError, match="router_peers"):
+        load_router_config(("--router-peers", peers), {})
+
+
+def test_routers_of_a_list_share_reservations():
+    config = load_router_config(("--router-peers", " a:1, [::1]:8092,a:1,"), {})
+    assert config.peers.addresses == ("a:1", "[::1]:8092")
+    assert config.shares_reservations
+    assert not RouterConfig().shares_reservations
+    assert load_router_config(SERVICE, {}).shares_reservations
 
 
 def test_settings_of_the_openai_endpoint_apply_with_its_port():

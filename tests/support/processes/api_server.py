@@ -50,9 +50,9 @@ def pod(
     return _object("v1", "Pod", metadata, spec=spec, status=status)
 
 
-def endpoint_slice(name, *endpoints):
+def endpoint_slice(name, *endpoints, labels=LABELS):
     """Endpoints are (pod, address, ready)."""
-    metadata = {"name": name, "namespace": "llm", "labels": dict([LABELS.split("=")])}
+    metadata = {"name": name, "namespace": "llm", "labels": dict([labels.split("=")])}
     listed = [
         {
             "addresses": [ip],

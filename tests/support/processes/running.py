@@ -147,7 +147,7 @@ class RunningRouter(RunningService):
     """A router service, and workers for it."""
 
     def __init__(self, nats_url, **fields):
-        port = free_port()
+        port = fields.pop("http_port", None) or free_port()
         # Costs that are counted by hand; and a busy machine's workers are silent for a while, of
         # which these here, that are none, do not recover. Nor do their endpoints name servers.
         foreseeable = {"policy": "dynamo-1.0", "worker_silence_s": 60.0, "check_workers": False}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from router.api.http.openapi import EXAMPLES
 from router.config.router import RouterConfig
 from router.runtime.process.settings import configured
 from router.service.router import RouterService
@@ -112,6 +113,7 @@ SECTIONS = {
         ask("/replica_sync/peers"),
         ask("/replica_sync/register_peer", PEER),
         ask("/replica_sync/deregister_peer", PEER, pipe="jq -c .code"),
+        ask("/replica_sync/stream", EXAMPLES["replica_stream"], pipe="jq -c .code"),
         ask("/health"),
         ask("/ready"),
         ask("/ready?verbose", pipe="jq -c .degraded"),

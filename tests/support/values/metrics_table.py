@@ -49,6 +49,7 @@ def families():
                 discovery_namespace="n",
                 discovery_api_url="http://127.0.0.1:1",
             ),
+            configured(RouterConfig, router_service="n/s", discovery_api_url="http://127.0.0.1:1"),
             configured(
                 RouterConfig,
                 **bus,
