@@ -199,6 +199,7 @@ def _is_address(text: str) -> bool:
     try:
         parts = urlsplit(f"//{text}")
         is_whole = bool(parts.hostname and parts.port) and parts.netloc == text
+        _ = (parts.hostname or "").encode("idna")  # raises for labels that no name may have
     except ValueError:
         return False
     return is_whole and text.isascii() and text.isprintable() and not set(text) & set("@ ")

@@ -11,45 +11,28 @@ above: numbered frames, digests and snapshots, as over NATS.
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from random import Random
 from typing import get_args
 
-import msgspec
-from msgspec import Struct
 from prometheus_client import CollectorRegistry
 
 from router.config.discovery import PeerConfig
-from router.errors import ConfigError, InvalidFieldError, WireError
-from router.ingest.errors import PeerItselfError
-from router.ingest.peer_streams import (
-    Kind,
-    PeerStreams,
-    RecordReader,
-    decode_greeting,
-    encode_record,
-)
+from router.ingest.peer_reader import PeerReader, StreamEndError
+from router.ingest.peer_streams import Kind, PeerStreams, encode_record
 from router.ingest.replica_sync import Take
 from router.protocol.catalogue import RouterAnnouncement
 from router.protocol.replicas import PeerGreeting, PeerState, PeerView
 from router.protocol.subjects import Subjects
-from router.protocol.values import UNREADABLE
 from router.runtime.bus.errors import BusUnavailableError
-from router.runtime.http_client.connection import UpstreamError, UpstreamResponse
-from router.runtime.http_client.pool import HttpPool, Origin, PoolLimits, Request
+from router.runtime.http_client.pool import Origin
 from router.runtime.process.metrics import Rows, counter, expose, gauge
 from router.runtime.security.config import SecurityConfig
-from router.runtime.security.http_access import ClientTls, HttpAccess
 from router.sequence.replicas.replica_set import MAX_REPLICAS
 from router.sequence.replicas.reservation_log import HEARTBEAT_S
 
 log = logging.getLogger(__name__)
-
-STREAM_PATH = "/replica_sync/stream"
-CONNECT_S = 2.0
-SILENT_S = 2.0
-"""Time without a byte after which a stream is given up; heartbeats come each HEARTBEAT_S."""
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.25, 4.0
 ITSELF_S = 60.0
@@ -57,19 +40,6 @@ ITSELF_S = 60.0
 
 ROOM_S = 2.0
 """Time for another router to make room for a message that may wait."""
-
-UNINTERRUPTED_RECORDS = 32
-MOST_REFUSAL_BYTES = 64 << 10
-MOST_REFUSAL_CHARACTERS = 512
-
-
-class _StreamError(Exception):
-    """A stream that ended, with the state that its router is in from then on."""
-
-    def __init__(self, state: PeerState, problem: str | None) -> None:
-        super().__init__(problem)
-        self.state: PeerState = state
-        self.problem = problem
 
 
 class _Peer:
@@ -101,10 +71,7 @@ class _Peer:
 
 
 class PeerBus:
-    """The other routers by their addresses. `streams`: those that they have requested here.
-
-    `tls_name`: the name in the others' certificates; empty: the host of each address.
-    """
+    """The other routers by their addresses. `streams`: those that they have requested here."""
 
     def __init__(
         self,
@@ -118,13 +85,7 @@ class PeerBus:
         self._greeting = greeting
         self._subjects = Subjects(greeting.namespace)
         self._random = random
-        self._scheme = "https" if security.tls_cert_file else "http"
-        self._access = HttpAccess(config.router_peers_token_file)
-        self.tls_name = ""
-        own = ("", "")
-        if security.tls_client_ca_file:
-            own = (security.tls_cert_file, security.tls_key_file)
-        self._tls = ClientTls(config.router_peers_ca_file, *own, prefix="router_peers")
+        self._reader = PeerReader(config, security, greeting)
         self.streams = PeerStreams(greeting, self._retry_all)
         self._peers: dict[str, _Peer] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
@@ -135,6 +96,10 @@ class PeerBus:
         self.connections = 0
         self.beyond_limit = 0
         expose(registry, "kv_router_replica_", _METRICS, self)
+
+    def name_certificates(self, name: str) -> None:
+        """Expect this name in the certificates of the others, in place of their hosts."""
+        self._reader.tls_name = name
 
     # ── The other routers ────────────────────────────────────────────────────────────────────────
 
@@ -149,7 +114,7 @@ class PeerBus:
                 self._following.pop(gone).cancel()
         for address in wanted:
             if address not in self._peers:
-                origin = Origin.of(f"{self._scheme}://{address}")
+                origin = Origin.of(f"{self._reader.scheme}://{address}")
                 self._peers[address] = _Peer(origin)
                 self._follow_soon(address)
         self._are_known = True
@@ -242,7 +207,7 @@ class PeerBus:
         while True:
             try:
                 await self._read(peer)
-            except _StreamError as end:
+            except StreamEndError as end:
                 if peer.state == "connected":
                     pause_s = FIRST_PAUSE_S
                 if peer.become(end.state, end.problem) and end.problem:
@@ -266,90 +231,41 @@ class PeerBus:
                 peer.retry.set()
 
     async def _read(self, peer: _Peer) -> None:
-        """Read the stream of a router until it ends. Raises _StreamError."""
-        body = msgspec.json.encode(self._greeting)
+        """Read the stream of a router until it ends. Raises StreamEndError."""
+        ours = self._subjects.to_replica(self._greeting.router_id)
+        theirs = ""
+
+        def greet(greeting: PeerGreeting) -> None:
+            nonlocal theirs
+            self._greet(peer, greeting)
+            theirs = self._subjects.reservations(greeting.router_id)
+
+        def take(kind: Kind, payload: bytes) -> None:
+            self._take(theirs if kind is Kind.FRAME else ours, payload)
+
         try:
-            headers = self._access.headers("router_peers")
-            tls = self._tls.context() if self._scheme == "https" else None
-        except ConfigError as error:
-            raise _StreamError("refused", str(error)) from error
-        lines = [(b"content-type", b"application/json")]
-        lines += [(name.encode(), value.encode("ascii")) for name, value in headers.items()]
-        limits = PoolLimits(1, CONNECT_S, head_timeout_s=SILENT_S)
-        pool = HttpPool(limits, tls, self.tls_name)
-        try:
-            request = Request("POST", STREAM_PATH, body, tuple(lines))
-            async with pool.response(peer.origin, request) as response:
-                if response.status != 200:
-                    raise _refusal(await response.read(MOST_REFUSAL_BYTES, SILENT_S), response)
-                await self._take_all(peer, response)
-        except UpstreamError as error:
-            problem = f"{error.problem}{f': {error.detail}' if error.detail else ''}"
-            raise _StreamError("unreachable", problem) from error
-        except (WireError, InvalidFieldError) as error:
-            raise _StreamError("refused", f"its stream cannot be read: {error}") from error
+            await self._reader.read(peer.origin, greet, take)
         finally:
-            pool.close()
             if peer.state == "connected":
                 self._retry_all()  # another address may lead to the same router
-        raise _StreamError("unreachable", "it has ended its stream")
 
-    async def _take_all(self, peer: _Peer, response: UpstreamResponse) -> None:
-        """Take the messages of a stream until it ends. Raises _StreamError, WireError."""
-        records, count = RecordReader(), 0
-        subjects: Mapping[Kind, str] = {}
-        async for chunk in response.chunks(SILENT_S):
-            for kind, payload in records.feed(chunk):
-                if not subjects:
-                    subjects = self._greet(peer, decode_greeting(payload))
-                    continue
-                self._take(subjects[kind], payload)
-                count += 1
-                if count % UNINTERRUPTED_RECORDS == 0:
-                    await asyncio.sleep(0)
-
-    def _greet(self, peer: _Peer, greeting: PeerGreeting) -> Mapping[Kind, str]:
-        """Note a connected router; return the subjects that its messages have on a bus.
-
-        Raises _StreamError.
-        """
+    def _greet(self, peer: _Peer, greeting: PeerGreeting) -> None:
+        """Note a connected router. Raises StreamEndError if another address leads to it."""
         for other in self._peers.values():
             known = other.greeting
             if other is peer or other.state != "connected" or known is None:
                 continue
             if known.router_id == greeting.router_id:
-                raise _StreamError("doubled", f"{other.origin} is the same router")
+                raise StreamEndError("doubled", f"{other.origin} is the same router")
         peer.greeting = greeting
         peer.become("connected")
         self.connections += 1
         log.info("router %s at %s shares its reservations", greeting.name, peer.origin)
         self._note_tried()
-        ours = self._subjects.to_replica(self._greeting.router_id)
-        theirs = self._subjects.reservations(greeting.router_id)
-        return {Kind.GREETING: ours, Kind.FRAME: theirs, Kind.TO_ONE: ours}
 
     def _note_tried(self) -> None:
         if self._are_known and all(each.is_tried for each in self._peers.values()):
             self._are_tried.set()
-
-
-class _Refusal(Struct):
-    """The error response of a router; one of another process may lack its fields."""
-
-    error: str = ""
-    code: str = ""
-
-
-def _refusal(body: bytes, response: UpstreamResponse) -> _StreamError:
-    """Return the error of a response that is no stream."""
-    try:
-        refusal = msgspec.json.decode(body, type=_Refusal)
-    except UNREADABLE:
-        refusal = _Refusal()
-    if refusal.code == PeerItselfError.code:
-        return _StreamError("itself", None)
-    reason = f": {refusal.error[:MOST_REFUSAL_CHARACTERS]}" if refusal.error else ""
-    return _StreamError("refused", f"{response.status}{reason}")
 
 
 def _too_slow(router_id: int) -> BusUnavailableError:

@@ -78,7 +78,7 @@ def make_peers(
     from router.discovery.kubernetes.peer_watch import PeerWatch
 
     watch = PeerWatch(config, peers.set_addresses, metrics.registry, Random())
-    peers.tls_name = watch.tls_name
+    peers.name_certificates(watch.tls_name)
     status.peer_problems = lambda: [*watch.problems(), *peers.problems()]
     return peers, watch
 

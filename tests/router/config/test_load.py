@@ -242,10 +242,13 @@ def test_every_rule_has_a_contradiction_test():
     assert {(rule.key, rule.other) for rule in RULES} == set(CONTRADICTIONS)
 
 
+BEYOND_THE_LIMIT = ",".join(f"r{number}:8092" for number in range(65))
+
+
 @pytest.mark.parametrize(
-    "peers", ["a", "a:0", "a:70000", "http://a:1", "a:1/path", "u@a:1", "a:1,b", "a b:1", ",".join(
-        f"r{number}:8092" for number in range(65)
-    )]
+    "peers",
+    ["a", "a:0", "a:70000", "http://a:1", "a:1/path", "u@a:1", "a:1,b", "a b:1", "a..b:1",
+     BEYOND_THE_LIMIT],
 )  # fmt: skip
 def test_routers_that_are_no_addresses_are_refused(peers):
     with pytest.raises(ConfigError, match="router_peers"):

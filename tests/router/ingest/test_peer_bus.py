@@ -231,7 +231,7 @@ async def test_a_router_that_reads_nothing_for_a_while_has_all_in_the_end(monkey
     """What exceeds its queue is dropped, and a snapshot has it."""
     monkeypatch.setattr("router.ingest.peer_streams.MOST_WAITING_BYTES", 4096)
     monkeypatch.setattr("router.sequence.replicas.replica_set.SILENCE_S", 60.0)
-    monkeypatch.setattr("router.ingest.peer_bus.SILENT_S", 60.0)
+    monkeypatch.setattr("router.ingest.peer_reader.SILENT_S", 60.0)
     async with Peers("ab") as peers:
         first, second = await asyncio.gather(*map(peers.start, "ab"))
         link = peers.links["b", "a"]
