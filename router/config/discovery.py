@@ -8,7 +8,6 @@ from msgspec import Struct
 from router.errors import ConfigError
 from router.protocol.subjects import NAMESPACE_PATTERN
 from router.runtime.process.settings import COMMON, about
-from router.sequence.replicas.replica_set import MAX_REPLICAS
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
@@ -146,12 +145,15 @@ class DiscoveryConfig(Struct, frozen=True, kw_only=True):
 class PeerConfig(Struct, frozen=True, kw_only=True):
     """The other routers without a bus: where they are, and how to log in to them."""
 
+    GROUP: ClassVar[str] = "other routers"
+
     router_peers: Annotated[
         str,
         about(
             "other routers to share reservations with, without NATS: a:8092,b:8092; this router's "
             "own address may be among them",
             max_length=65_536,
+            unit="ADDRESSES",
         ),
     ] = ""
     router_service: Annotated[
@@ -161,6 +163,8 @@ class PeerConfig(Struct, frozen=True, kw_only=True):
             "NATS, as NAMESPACE/NAME, or as NAME in this pod's namespace; all at this http_port",
             pattern=rf"^(({_LABEL}/)?{_LABEL})?$",
             max_length=127,
+            unit="SERVICE",
+            form="NAME, or NAMESPACE/NAME, as Kubernetes allows them",
         ),
     ] = ""
     router_peers_token_file: Annotated[
@@ -183,6 +187,8 @@ class PeerConfig(Struct, frozen=True, kw_only=True):
     @property
     def addresses(self) -> tuple[str, ...]:
         """The addresses of `router_peers`. Raises ConfigError."""
+        from router.sequence.replicas.replica_set import MAX_REPLICAS
+
         named = (each.strip() for each in self.router_peers.split(","))
         addresses = tuple(dict.fromkeys(filter(None, named)))
         for each in addresses:

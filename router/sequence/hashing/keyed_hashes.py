@@ -47,7 +47,7 @@ class TrackingKey(Struct, frozen=True):
     def scheme(self) -> str:
         """The scheme, with a fingerprint of the secret."""
         fingerprint = blake2b(self.key_id.encode(), digest_size=4, key=self.secret).hexdigest()
-        return f"{ALGORITHM}:{fingerprint}"
+        return f"{KEYED_SCHEME}:{fingerprint}"
 
     def names(
         self, sequence_hashes: HashArray, request: PromptRequest, identity: Identity

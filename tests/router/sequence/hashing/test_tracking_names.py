@@ -8,6 +8,7 @@ from router.core.commands import SelectAndReserve
 from router.errors import ConfigError
 from router.protocol.requests import PromptRequest, SelectRequest
 from router.protocol.values import SCHEME, Identity, unpack_hashes
+from router.runtime.kernels.hash_key import derive
 from router.sequence.active.prompt import prepare
 from router.sequence.hashing.keyed_hashes import HashKeying, TrackingKey
 from router.sequence.replicas.reservation_log import ReservationLog
@@ -37,6 +38,15 @@ def test_names_are_of_one_key_and_one_scope():
     assert names() == names()
     assert len({tuple(each) for each in (*others, names(), range(10))}) == len(others) + 2
     assert KEY.secret.hex() not in repr(NAMING)
+
+
+def test_routers_of_one_scheme_alone_name_blocks_of_bookings_alike():
+    keys = [None, KEY, TrackingKey(bytes(32), "1"), TrackingKey(KEY.secret, "2")]
+    schemes = [HashKeying(tracking=key).booking_scheme for key in keys]
+    schemes.append(HashKeying(derive(b"secret of a fleet")).booking_scheme)
+    assert len({*schemes}) == len(schemes)
+    assert HashKeying(tracking=TrackingKey(KEY.secret, "1")).booking_scheme == schemes[1]
+    assert KEY.secret.hex() not in schemes[1]
 
 
 def test_bookings_have_them_and_caches_do_not():
