@@ -13,6 +13,7 @@ def random_load(engine, seed, prompts):
         engine.add(key, [*prefix[: choice.randrange(8, 40)], *range(key, key + 4)])
         for _ in range(choice.randrange(1, 5)):
             engine.step(choice.choice([4, 7, 30]))
+            engine.quiesce()
         if len(engine.requests) > 2:
             oldest = next(iter(engine.requests))
             (engine.preempt if choice.random() < 0.3 else engine.finish)(oldest)

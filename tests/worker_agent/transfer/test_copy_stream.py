@@ -47,6 +47,16 @@ def preempted_while_stored(engine):
     steps(engine, 5)
 
 
+def preempted_and_finished_while_stored(engine):
+    """Before a step in which the worker would be told of the one."""
+    engine.add("a", PROMPT)
+    engine.step(chunk=30)
+    engine.preempt("a")
+    engine.finish("a")
+    engine.add("b", OTHER)
+    steps(engine, 5, chunk=30)
+
+
 def given_up_while_loaded(engine):
     """Another prompt gets the blocks while a copy may still write into them."""
     engine.add("a", PROMPT)
@@ -68,13 +78,19 @@ def passed_by_a_window(engine):
     steps(engine, 3)
 
 
-SCENARIOS = [stored_and_loaded, preempted_while_stored, given_up_while_loaded, passed_by_a_window]
+SCENARIOS = [
+    stored_and_loaded,
+    preempted_while_stored,
+    preempted_and_finished_while_stored,
+    given_up_while_loaded,
+    passed_by_a_window,
+]
 
 
 def run(scenario, left_out=None):
     """What the scenario stored in the first tier."""
     is_hybrid = scenario is passed_by_a_window
-    device = RecordingDevice(late_queries=12 if is_hybrid else 4, left_out=left_out)
+    device = RecordingDevice(late_queries=1000 if is_hybrid else 4, left_out=left_out)
     groups = groups_of([(4, None), (4, 9)]) if is_hybrid else one_group()
     engine = Engine(copy_device=device, groups=groups, batch_blocks=2 + is_hybrid)
     for cache in engine.caches.values():

@@ -266,10 +266,14 @@ class ConnectorLeader:
     def _preempt(self, key: RequestKey) -> None:
         """Preempt a slot that is computing.
 
-        It no longer is if the engine has queried the request again since, which has reset it.
+        It no longer is if the engine has queried the request again since, which has reset it, or if
+        the request has finished since: the engine has its blocks without the worker's report.
         """
-        if self._slots.has_slot(key) and self._slots.get_slot(key).state in _COMPUTING:
-            self._worker.void(self._slots.get_slot(key).preempt(self.iteration))
+        slot = self._slots.get_slot(key) if self._slots.has_slot(key) else None
+        if slot is not None and slot.is_over:
+            self._worker.void(each.uuid for each in slot.under_way)
+        elif slot is not None and slot.state in _COMPUTING:
+            self._worker.void(slot.preempt(self.iteration))
             self._running.discard(key)
 
     def _begin(self, request: NewRequest, step: ScheduledStep) -> Slot | None:
