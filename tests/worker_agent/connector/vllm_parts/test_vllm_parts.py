@@ -80,7 +80,7 @@ def test_tiers_have_the_agent_s_names():
         ({}, r"host_cache_blocks: no tier in memory or on disk"),
         ({"remote_cache_url": "redis://x", "block_key": "a"}, "block_key: given here"),
         ({"host_cache_block": 7}, r"host_cache_block: unknown key \(kv_connector_extra_config\)"),
-        ({"host_cache_blocks": -1}, r"host_cache_blocks: -1 .* `int` >= 0"),
+        ({"host_cache_blocks": -1}, r"host_cache_blocks: -1 .* a whole number >= 0"),
         ({"host_cache_blocks": "many"}, r"host_cache_blocks: 'many'"),
         ({"nats_url": "x", "host_cache_blocks": 1}, "nats_url: given here .*kv-worker-agent"),
         (
