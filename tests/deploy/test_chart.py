@@ -53,6 +53,7 @@ SLICES = {
         "worker": {"block_size": 32, "data_parallel_size": 4},
     },
     "tokens": {"secret": "callers", "key": "tokens.toml"},
+    "router": {"peerToken": {"secret": "routers", "key": "token"}},
     "forward": {"enabled": False},
     "monitoring": {"enabled": True},
     "networkPolicy": {"egress": {"enabled": True, "also": [{"ports": [{"port": 4318}]}]}},
@@ -69,6 +70,7 @@ PICKERS = {
     "forward": {"enabled": False},
     "networkPolicy": {"egress": {"enabled": True}},
 }
+GATEWAY = {"podSelector": {"matchLabels": {"app": "gateway"}}}
 ALL = {
     "default": {},
     **KEPT,
@@ -123,10 +125,12 @@ def environment(container):
 
 @pytest.fixture
 def settings(tmp_path):
-    """A container's, with the files that its secrets are."""
+    """A container's, with what its image sets, and the files that its secrets are."""
 
     def read(container):
         env = environment(container)
+        if container["name"] == "router":
+            env["KV_ROUTER_HOST"] = "0.0.0.0"
         for name, value in env.items():
             if value.startswith("/run/secrets/"):
                 path = tmp_path / Path(value).name
@@ -525,9 +529,12 @@ def test_routers_without_a_bus_find_their_engines(name, block_size, settings):
         each["metadata"]["name"]: each["spec"] for each in of_kind(release, "NetworkPolicy")
     }
     assert {5557, 5657} <= set(named_ports(policies["kv-engine"]))
-    (rule,) = of_kind(release, "Role")[0]["rules"]
-    assert rule["verbs"] == ["list", "watch"]
-    assert rule["resources"] == [config.discovery]
+    rules = of_kind(release, "Role")[0]["rules"]
+    assert all(rule["verbs"] == ["list", "watch"] for rule in rules)
+    assert {each for rule in rules for each in rule["resources"]} == {
+        config.discovery,
+        "endpointslices",  # of the routers' own Service
+    }
 
 
 def test_pool_has_its_engines_and_its_picker():
@@ -577,7 +584,36 @@ def test_rights_of_routers_with_a_picker_are_to_list_and_watch_one_pool():
         "inferencepools": ["kv"],
         "inferenceobjectives": None,
         "inferencemodelrewrites": None,
+        "endpointslices": None,  # of the routers' own Service
     }
+
+
+@pytest.mark.parametrize("name", ["direct.yaml", "slices", "pickers"])
+def test_routers_without_a_bus_find_and_reach_each_other(name, settings):
+    release = objects({**ALL[name], "networkPolicy": {"callers": [GATEWAY]}})
+    config = load_router_config([], settings(container(release, "router")))
+    namespace, service = config.peers.router_service.split("/")
+    (found,) = (s for s in of_kind(release, "Service") if s["metadata"]["name"] == service)
+    assert found["metadata"]["namespace"] == namespace
+    workloads = of_kind(release, "Deployment")
+    (routers,) = (each for each in workloads if each["metadata"]["name"] == "kv-router")
+    labels = routers["spec"]["template"]["metadata"]["labels"]
+    assert found["spec"]["selector"].items() <= labels.items()
+    assert config.shares_reservations
+    assert bool(config.peers.router_peers_token_file) == bool(config.security.token_file)
+    rule = policies_of(release)["kv-router"]["ingress"][0]
+    assert {"port": config.http.http_port, "protocol": "TCP"} in rule["ports"]
+    peers = [each["podSelector"]["matchLabels"] for each in rule["from"] if "podSelector" in each]
+    assert any(each.items() <= labels.items() for each in peers)
+
+
+def test_routers_with_tokens_and_without_a_bus_need_one_for_each_other(helm):
+    without = {**SLICES, "router": {}}
+    with pytest.raises(helm.HelmRenderError, match=r"router\.peerToken\.secret"):
+        objects(without)
+    apart = objects({**without, "router": {"config": {"router_replica_sync": False}}})
+    assert "KV_ROUTER_ROUTER_SERVICE" not in environment(container(apart, "router"))
+    assert "KV_ROUTER_ROUTER_SERVICE" not in environment(container(objects({}), "router"))
 
 
 def test_picker_of_others_pods_reaches_its_certificate():

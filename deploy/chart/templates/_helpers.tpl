@@ -34,6 +34,13 @@ imagePullPolicy: {{ .image.pullPolicy }}
 {{- if or .Values.discovery.enabled .Values.epp.enabled }}yes{{ end }}
 {{- end -}}
 
+{{- /* Without a bus, routers that find engines find each other too, and share bookings. */ -}}
+{{- define "kv-router.sharesDirectly" -}}
+{{- $config := .Values.router.config }}
+{{- $isSetOtherwise := or $config.shadow $config.router_peers (eq (toString $config.router_replica_sync) "false") }}
+{{- if not (or (include "kv-router.natsUrl" .) $isSetOtherwise) }}{{ include "kv-router.hearsEngines" . }}{{ end }}
+{{- end -}}
+
 {{- define "kv-router.pool" -}}
 {{ .Values.epp.pool.name | default .Release.Name }}
 {{- end -}}

@@ -23,7 +23,8 @@ SHARED = {"host", "http_port", "insecure_public_bind", "namespace", "nats_url"}
 ELSEWHERE = {
     RouterConfig: SHARED
     | {"name", "discovery", "discovery_selector", "discovery_worker"}
-    | {"epp_pool", "epp_port", "epp_health_port", "epp_cert_file", "epp_key_file"},
+    | {"epp_pool", "epp_port", "epp_health_port", "epp_cert_file", "epp_key_file"}
+    | {"router_service", "router_peers_token_file"},
     ForwardConfig: SHARED | {"router_url"},
     IndexerConfig: SHARED | {"name"},
     BridgeConfig: SHARED | {"name", "worker_id"},
@@ -146,7 +147,7 @@ def schema():
         "namespace": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
         "tokens": SECRET,
         "imagePullSecrets": {"type": "array", "items": _object(("name",), name=TEXT)},
-        "router": _process(RouterConfig, image=IMAGE, autoscaling=scaling),
+        "router": _process(RouterConfig, image=IMAGE, autoscaling=scaling, peerToken=SECRET),
         "discovery": _object(
             ("enabled", "kind"),
             enabled=SWITCH,
