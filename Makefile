@@ -270,7 +270,7 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 
 .gpu-venv/.installed: Makefile pyproject.toml
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check vllm==0.32.0 -e ".[agent,dev]"
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check vllm==0.32.0 -e ".[agent,epp,forward,dev]"
 	touch $@
 
 .release-venv/.installed: Makefile

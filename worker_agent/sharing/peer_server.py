@@ -415,7 +415,8 @@ class PeerServer:
             incoming.landed([place for place, is_right in enumerate(right) if is_right])
             self.counters.received_blocks += len(blocks) - len(corrupt)
             self.counters.corrupt_blocks += len(corrupt)
-            line.send(Written(corrupt))
+        # The lease is unused when the peer knows: its owner may take it back at once.
+        line.send(Written(corrupt))
 
     def _shared(self, listed: BlockDescriptorList) -> SharedSet:
         shared = self._sets.get(listed.block_set_idx)

@@ -110,6 +110,19 @@ def test_leases_end_and_blocks_come_back(managers):
     here.close(60)
 
 
+def test_blocks_come_back_as_soon_as_a_put_has_finished(managers):
+    owner, other = managers
+    sharing, here = shared(owner), shared(other)
+    here.import_remote_blockset(sharing.export_local_blockset())
+    with other.host().allocate(1) as blocks:
+        for _ in range(50):
+            listed = sharing.lease(owner.host().allocate(1), 60.0)
+            assert here.put(blocks, here.get_remote_blocks_mutable(encode(listed))) == [DONE]
+            sharing.take_back(listed).release()
+    sharing.close(60)
+    here.close(60)
+
+
 def test_unknown_block_is_refused(managers):
     owner, other = managers
     sharing = shared(owner)
