@@ -1,8 +1,12 @@
 """Optional components, created if settings require them."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
+from shlex import quote
 from typing import TYPE_CHECKING
+
+from msgspec import json
 
 from router.api.sessions import LocalSessions, Sessions
 from router.config.observability import ObservabilityConfig
@@ -93,3 +97,21 @@ def _shared_sessions(
     url, ttl_s = config.redis_url, config.session_affinity_ttl_s
     timeout_s, access = config.redis_timeout_s, config.redis_access
     return RedisSessions(url, namespace, ttl_s, timeout_s, local, metrics, access)
+
+
+def next_steps(url: str, openai_url: str | None, models: Sequence[str]) -> Iterator[str]:
+    """Yield what to do with a router that has started on a terminal, a command in each line.
+
+    `openai_url`: of its OpenAI endpoint, or None; `models`: those that its workers serve.
+    """
+    if not models:
+        yield f"attach an engine  kv-router attach http://HOST:8000 --url {url}"
+    else:
+        yield f"see its workers   kv-router top --url {url}"
+    model, as_json = models[0] if models else "MODEL", "-H 'content-type: application/json'"
+    body: dict[str, object] = {"model_name": model, "token_ids": [1, 2, 3]}
+    at = f"{url}/select"
+    if openai_url is not None:
+        body = {"model": model, "prompt": "Once", "max_tokens": 8}
+        at = f"{openai_url}/completions"
+    yield f"try a prompt      curl -s {at} {as_json} -d {quote(json.encode(body).decode())}"

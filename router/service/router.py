@@ -48,7 +48,13 @@ from router.runtime.http_server.server import endpoint_of
 from router.runtime.process.loading import NO_OTHERS, Loaded
 from router.runtime.process.settings import effective
 from router.service.bus_feed import Task
-from router.service.extras import make_decision_log, make_peers, make_sessions, make_tracer
+from router.service.extras import (
+    make_decision_log,
+    make_peers,
+    make_sessions,
+    make_tracer,
+    next_steps,
+)
 from router.service.host import CoreHost, Hooks
 
 if TYPE_CHECKING:  # few routers look for engines, or are an OpenAI endpoint too
@@ -333,14 +339,17 @@ class RouterService:
     async def _show_addresses(
         self, show: Callable[[str], None], openai: socket.socket | None
     ) -> None:
-        """Show where this process listens, below the first lines about engines."""
+        """Show where this process listens and what to do next, below the first engines' lines."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._attachments.until_visited(), FIRST_VISITS_S)
-        dashboard = f"dashboard  {self.host.endpoint}/"
+        dashboard, at = f"dashboard  {self.host.endpoint}/", None
         if openai is not None:
-            at = endpoint_of(openai, has_tls=self.host.edge.tls is not None)
-            dashboard = f"OpenAI endpoint  {at}/v1      {dashboard}"
+            at = f"{endpoint_of(openai, has_tls=self.host.edge.tls is not None)}/v1"
+            dashboard = f"OpenAI endpoint  {at}      {dashboard}"
         show(dashboard)
+        models = sorted({scope.model_name for scope in self.host.core.fleet.scopes()})
+        for line in next_steps(self.host.endpoint, at, models):
+            show(line)
 
     def _live(self, bus: Bus, endpoint: str) -> Iterable[Task]:
         yield self._presence.run(bus, endpoint)

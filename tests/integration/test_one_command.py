@@ -65,6 +65,9 @@ def on_a_terminal(*arguments):
     return process, ours
 
 
+HEADS = ("http", "OpenAI", "see its", "try a")
+
+
 async def test_terminal_shows_a_line_of_each_engine_and_the_addresses():
     http, openai = free_port(), free_port()
     engine, absent, shown = OpenAiEngine(), f"http://127.0.0.1:{free_port()}", bytearray()
@@ -73,7 +76,7 @@ async def test_terminal_shows_a_line_of_each_engine_and_the_addresses():
     def has_all():
         with suppress(BlockingIOError):
             shown.extend(os.read(terminal, 65_536))
-        return b"dashboard" in shown
+        return b"try a prompt" in shown
 
     async with engine.running():
         process, terminal = on_a_terminal("--workers", f"{engine.url},{absent}", *ports)
@@ -83,8 +86,8 @@ async def test_terminal_shows_a_line_of_each_engine_and_the_addresses():
             process.send_signal(signal.SIGTERM)
             process.wait()
             os.close(terminal)
-    lines = [line for line in shown.decode().splitlines() if line.startswith(("http", "OpenAI"))]
-    *engines, addresses = lines
+    lines = [line for line in shown.decode().splitlines() if line.startswith(HEADS)]
+    *engines, addresses, workers, prompt = lines
     present, away = sorted(engines, key=lambda line: line.startswith(absent))
     sentence = (
         f"{engine.url}  vLLM 0.32.0, m, 1 rank of 1000 blocks of 4 tokens; events with replay; "
@@ -96,3 +99,5 @@ async def test_terminal_shows_a_line_of_each_engine_and_the_addresses():
     assert addresses == (
         f"OpenAI endpoint  http://127.0.0.1:{openai}/v1      dashboard  http://127.0.0.1:{http}/"
     )
+    assert workers == f"see its workers   kv-router top --url http://127.0.0.1:{http}"
+    assert prompt.startswith(f"try a prompt      curl -s http://127.0.0.1:{openai}/v1/completions ")
