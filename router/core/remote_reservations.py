@@ -39,7 +39,8 @@ class RemoteReservations:
     that is not booked is on an unknown rank, was dropped with its rank, exceeded the limit, or is
     booked by this router now. `yielded`: the number of own bookings that another router took over;
     `inherited`: those of others taken over here; `refused`: those beyond the limit. `herd`: an
-    estimate of the requests that other routers place concurrently.
+    estimate of the requests that other routers place concurrently. `differing`: by router and
+    worker, its block size there and here where they differ, as one registration of it is wrong.
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class RemoteReservations:
         "_ranks",
         "_router_id",
         "_tracker",
+        "differing",
         "herd",
         "inherited",
         "refused",
@@ -73,9 +75,15 @@ class RemoteReservations:
         self._limit = limit
         self.replicas = ReplicaSet(router_id)
         self.herd = HerdEstimate(router_id, ranks)
+        self.differing: dict[tuple[int, int], tuple[int, int]] = {}
         self.yielded = 0
         self.inherited = 0
         self.refused = 0
+
+    @property
+    def unplaced(self) -> int:
+        """The number of reservations in mirrors that are not booked; see the class. O(routers)."""
+        return sum(len(each.reservations) for each in self.replicas) - self._tracker.foreign_count
 
     def apply(self, message: Frame | SnapshotPart, now_s: float) -> list[Effect]:
         """Apply a message of another router about its reservations. O(reservations in it)."""
@@ -93,7 +101,10 @@ class RemoteReservations:
         changes = self.replicas.tick(now_s, is_connected=self._fleet.is_connected)
         for change in changes:
             self._follow(change, now_s)
-        self.herd.keep({mirror.router_id for mirror in self.replicas})
+        alive = {mirror.router_id for mirror in self.replicas}
+        self.herd.keep(alive)
+        for gone in [each for each in self.differing if each[0] not in alive]:
+            del self.differing[gone]
         dropped = Counter(change.router_id for change in changes)
         return [*(ReplicaGone(*each) for each in dropped.items()), *self._wants(now_s)]
 
@@ -157,9 +168,20 @@ class RemoteReservations:
             return
         footprint = _footprint(reservation)
         self._tracker.book(key, rank, footprint, now_s)
+        self._compare_block_size(key[0], reservation)
         if self._predictions.are_made and (scope := self._scope_of(rank)) is not None:
             self._predictions.insert(scope, rank, footprint.sequence_hashes, now_s)
         self._advance(key, NO_PROGRESS, reservation.progress, now_s)
+
+    def _compare_block_size(self, router_id: int, reservation: SharedReservation) -> None:
+        worker = self._fleet.get(reservation.rank.worker_id)
+        if worker is None:
+            return
+        key, here = (router_id, reservation.rank.worker_id), worker.announcement.identity.block_size
+        if reservation.block_size != here:
+            self.differing[key] = (reservation.block_size, here)
+        elif self.differing:
+            self.differing.pop(key, None)
 
     def _scope_of(self, rank: Rank) -> Scope | None:
         """Return the scope of a rank. Returns None if it is not announced."""

@@ -1,6 +1,7 @@
 """The readiness of the process, and its faults."""
 
 from collections.abc import Callable
+from itertools import islice
 
 from msgspec import Struct
 
@@ -132,4 +133,8 @@ def _degraded(core: RouterCore) -> list[str]:
     if unanswered:
         names = ", ".join(map(str, unanswered))
         degraded.append(f"routers that do not report their reservations: {names}")
+    for (router_id, worker_id), (there, here) in islice(core.foreign.differing.items(), 3):
+        degraded.append(
+            f"worker {worker_id} has blocks of {there} tokens at router {router_id}, of {here} here"
+        )
     return degraded

@@ -13,7 +13,11 @@ _METRICS: Rows = {
     "in_doubt": gauge(
         "Of those, routers with missing data", lambda core: len(core.foreign.replicas.in_doubt)
     ),
-    "reservations": gauge("Reservations of other routers, known here", "tracker.foreign_count"),
+    "reservations": gauge("Reservations of other routers, counted here", "tracker.foreign_count"),
+    "unplaced": gauge(
+        "Reservations of other routers that are not: on unknown ranks, or beyond max_reservations",
+        "foreign.",
+    ),
     "yielded": counter("Reservations that another router took over", "foreign."),
     "inherited": counter("Reservations taken over from routers that stopped", "foreign."),
     "reservations_refused": counter(

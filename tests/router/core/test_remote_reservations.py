@@ -22,7 +22,7 @@ from router.sequence.active.errors import DuplicateReservationError, Reservation
 from router.sequence.active.prompt import prepare
 from router.sequence.replicas.replica_set import SILENCE_S
 from support.fleets.peers import Other, Sharing
-from support.values.builders import announcement, rank
+from support.values.builders import World, announcement, rank
 
 PROMPT = list(range(42))
 
@@ -297,3 +297,26 @@ def test_handovers_are_limited_like_bookings():
     book(sharing, 1, "a")
     book(sharing, 2, "b")
     assert give(sharing, 1, 2) == []
+
+
+def test_a_worker_with_another_block_size_at_another_router_is_named_until_it_agrees():
+    world, other = World(router_id=1), Other()
+    world.worker(1)
+    handle = world.core.handle
+    handle(ApplyPeer(other.books("a", block_size=16)), 0.0)
+    assert world.core.foreign.differing == {(5, 1): (16, 4)}
+    handle(ApplyPeer(other.books("b")), 0.0)
+    assert world.core.foreign.differing == {}
+    handle(ApplyPeer(other.books("c", block_size=16)), 0.0)
+    handle(Tick(), SILENCE_S)
+    assert world.core.foreign.differing == {}
+
+
+def test_reservations_on_ranks_unknown_here_are_counted_until_they_are_known():
+    world, other = World(router_id=1), Other()
+    world.worker(1)
+    world.core.handle(ApplyPeer(other.books("a", "b", rank=2)), 0.0)
+    world.core.handle(ApplyPeer(other.books("c")), 0.0)
+    assert (world.core.foreign.unplaced, world.core.tracker.foreign_count) == (2, 1)
+    world.worker(2)
+    assert (world.core.foreign.unplaced, world.core.tracker.foreign_count) == (0, 3)

@@ -21,10 +21,11 @@ from router.sequence.replicas.reservation_log import ReservationLog
 from support.values.builders import World
 
 
-def reservation(request_id, rank=1, blocks=2, progress=None):
+def reservation(request_id, rank=1, blocks=2, progress=None, block_size=4):
     hashes = b"".join(block.to_bytes(8, "little") for block in range(blocks))
     progress = progress or Progress()
-    return SharedReservation(request_id, Rank(rank, 0), hashes, 1, 4 * blocks + 1, 0, 4, progress)
+    own = (hashes, 1, 4 * blocks + 1, 0, block_size)
+    return SharedReservation(request_id, Rank(rank, 0), *own, progress)
 
 
 class Other:

@@ -218,6 +218,39 @@ async def test_pickers_of_a_pool_know_each_others_bookings_without_a_leader(nats
             await eventually(lambda: _has_active(other, 0))
 
 
+async def test_pickers_without_a_bus_spread_requests_as_one_does():
+    """Requests reach them in turn, and stay: each counts the other's."""
+    port, first, second = free_port(), free_port(), free_port()
+    hosts = ("127.0.0.12", "127.0.0.13")
+    with FakeApiServer() as server:
+        server.put(pool(port), *(pod(f"e{n}", host) for n, host in enumerate(hosts)))
+
+        def picker(name, own, other):
+            peers = {"name": name, "http_port": own, "router_peers": f"127.0.0.1:{other}"}
+            return pooled(server, prove_workers=False, **peers)
+
+        async with (
+            engines(port, *hosts),
+            picker("first", first, second) as one,
+            picker("second", second, first) as two,
+            AsyncExitStack() as streams,
+        ):
+            for _, gateway in (one, two):
+                for at in (f"{host}:{port}" for host in hosts):
+                    await eventually(lambda at=at, gateway=gateway: lists(gateway, at))
+            chosen = []
+            for number in range(6):
+                _, gateway = (one, two)[number % 2]
+                stream = await streams.enter_async_context(gateway.stream())
+                data = completion(model="m", prompt=[number, *range(8)])
+                await stream.send(head(), body(data))
+                (answered, _) = await stream.received(2)
+                chosen.append(set_headers(answered)[DESTINATION])
+                for router, _ in (one, two):
+                    await eventually(lambda n=number, router=router: _has_active(router, n + 1))
+            assert sorted(map(chosen.count, {*chosen})) == [3, 3]
+
+
 async def test_picker_apart_from_its_router_serves_the_pool_as_it_is_in_the_cluster():
     port, health, picker = free_port(), free_port(), free_port()
     with FakeApiServer() as server:
