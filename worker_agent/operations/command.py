@@ -49,7 +49,7 @@ async def _watch(asked: Namespace) -> None:
             if asked.once:
                 return
             before, before_s = now, now_s
-            await asyncio.sleep(asked.interval)
+            await asyncio.sleep(asked.interval_s)
 
 
 def _agent(asked: Namespace) -> AbstractAsyncContextManager[Ask]:
@@ -102,7 +102,12 @@ def tiers_parser() -> Parser:
     )
     parser.add_argument("--name", metavar="NAME", help="name of the worker, with --nats")
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between updates"
+        "--interval-s",
+        "--interval",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="time between updates (default: 1)",
     )
     parser.add_argument("--once", action="store_true", help="print once, and exit")
     parser.add_argument(
@@ -114,8 +119,8 @@ def tiers_parser() -> Parser:
 
 def _check(parser: Parser, asked: Namespace) -> None:
     """Exit with status 2 if an argument is invalid."""
-    if not 0.05 <= asked.interval <= 3600:
-        parser.error(f"--interval: {asked.interval} (allowed: 0.05 to 3600 seconds)")
+    if not 0.05 <= asked.interval_s <= 3600:
+        parser.error(f"--interval-s: {asked.interval_s} (allowed: 0.05 to 3600 seconds)")
     if asked.nats is not None and asked.worker_id is None and asked.name is None:
         parser.error("--nats: no worker is named (allowed: with --worker-id, or --name)")
     try:

@@ -11,6 +11,7 @@ import msgspec
 
 from router.errors import ServerError
 from router.protocol.workers import WorkerView
+from router.runtime.process.command_line import as_url
 from router.tools.inspect.arguments import attach_parser
 from router.tools.inspect.router_client import client_of
 
@@ -20,7 +21,8 @@ def attach(arguments: Sequence[str]) -> int:
     asked = attach_parser().parse_args(arguments)
     client = client_of(asked)
     try:
-        worker = client.register(msgspec.json.encode({"endpoint": asked.engine}))
+        engine = as_url(asked.engine) if ":" in asked.engine else asked.engine
+        worker = client.register(msgspec.json.encode({"endpoint": engine}))
     except ServerError as error:
         sys.stderr.write(f"kv-router attach: {error}\n")
         return 1

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.errors import ConfigError
+from router.runtime.process.command_line import as_url
 from router.runtime.process.loading import load
 from router.runtime.process.settings import DOCTOR_PREFIX, about
 
@@ -44,6 +46,8 @@ class DoctorConfig(Struct, frozen=True, kw_only=True):
 def load_doctor_config(arguments: Sequence[str], environment: Mapping[str, str]) -> DoctorConfig:
     """Return the settings from flags, environment and file. Raises ConfigError."""
     config = load(DoctorConfig, arguments, environment, DOCTOR_PREFIX)
+    if ":" in config.url:
+        config = replace(config, url=as_url(config.url))
     if not config.zmq and not config.url:
         allowed = "the engine's event endpoint, tcp://host:port, or --url of its server"
         raise ConfigError("zmq", "missing", allowed)

@@ -72,6 +72,7 @@ def replay_parser() -> Parser:
         metavar="N",
         help="replay only the first N lines after the header; 0 (default): all",
     )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     _add_settings(parser.add_argument_group("settings", "in place of the recorded ones"))
     return parser
 

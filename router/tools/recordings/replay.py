@@ -13,6 +13,8 @@ from importlib.metadata import version
 from itertools import islice
 from typing import BinaryIO
 
+from msgspec import json
+
 from router.config.router import RouterConfig
 from router.errors import ConfigError
 from router.recording.format import (
@@ -36,12 +38,14 @@ def replay(arguments: Sequence[str]) -> int:
     """Replay, print the result, return the exit status. Raises ConfigError."""
     given = vars(replay_parser().parse_args(arguments))
     path, speed, limit = given.pop("file"), given.pop("speed"), given.pop("limit")
+    as_json = given.pop("json")
     settings = checked(RouterConfig, given, "flag")
     try:
         with open(path, "rb") as file:
             header = decode_header(file.readline(LINE_LIMIT_BYTES))
-            run = _Run(file, header, settings, speed, limit)
-            _print(report.opening(path, header, settings, version("kv-router")))
+            run = _Run(file, header, settings, speed, limit, as_json=as_json)
+            if not as_json:
+                _print(report.opening(path, header, settings, version("kv-router")))
             return run.run()
     except OSError as error:
         raise ConfigError("FILE", f"{path}: {error.strerror}", "a readable recording") from error
@@ -60,6 +64,8 @@ class _Run:
         settings: dict[str, Setting],
         speed: float,
         limit: int,
+        *,
+        as_json: bool,
     ) -> None:
         self._replay = Replay(replayed_core(header, settings))
         self._tally = Tally()
@@ -67,6 +73,7 @@ class _Run:
         self._speed = speed
         self._limit = limit or None
         self._is_rescoring = bool(settings)
+        self._as_json = as_json
         self._start_s = time.monotonic()
 
     def run(self) -> int:
@@ -78,14 +85,21 @@ class _Run:
         except RecordingError as error:
             problem = error
         elapsed_s, tally = time.monotonic() - self._start_s, self._tally
-        for text in (
-            *report.closing(self._replay, tally, problem, elapsed_s, is_at_end=is_at_end),
-            *(report.scores(tally) if self._is_rescoring else report.equality(tally)),
-        ):
-            _print(text)
+        if self._as_json:
+            _print(json.encode(report.as_value(self._replay, tally, problem)).decode())
+        else:
+            self._tell(problem, elapsed_s, is_at_end=is_at_end)
         is_damaged = problem is not None and problem.problem != "cut off"
         differs = tally.equal < tally.decisions and not self._is_rescoring
         return int(is_damaged or differs)
+
+    def _tell(self, problem: RecordingError | None, elapsed_s: float, *, is_at_end: bool) -> None:
+        replay, tally = self._replay, self._tally
+        for text in (
+            *report.closing(replay, tally, problem, elapsed_s, is_at_end=is_at_end),
+            *(report.scores(tally) if self._is_rescoring else report.equality(tally)),
+        ):
+            _print(text)
 
     def _run_to_end(self) -> bool:
         """Replay all lines; return False if the limit came before the end."""
@@ -95,7 +109,7 @@ class _Run:
             if compared is None:
                 continue
             self._tally.add(compared, is_behind_hole=self._replay.hole_line is not None)
-            if self._speed:
+            if self._speed and not self._as_json:
                 _print(report.decision_line(compared))
         return self._replay.lines != self._limit
 

@@ -59,6 +59,22 @@ def equality(tally: Tally) -> Iterator[str]:
         yield _difference(compared)
 
 
+def as_value(replay: Replay, tally: Tally, problem: RecordingError | None) -> dict[str, object]:
+    """Return the result for programs: counts, and sums over the choices of a rank."""
+    return {
+        "lines": replay.lines,
+        "recorded_s": replay.at_s,
+        "decisions": tally.decisions,
+        "equal": tally.equal,
+        "not_compared": tally.unproven,
+        "choices": tally.choices,
+        "moved": tally.moved,
+        "recorded": tally.recorded,
+        "now": tally.now,
+        "problem": None if problem is None else str(problem),
+    }
+
+
 def scores(tally: Tally) -> Iterator[str]:
     """Yield the changes due to the other settings, as far as a recording contains them."""
     part = tally.moved / tally.choices if tally.choices else 0.0

@@ -1,5 +1,6 @@
 """`kv-router replay`, and what `kv-router record` refuses."""
 
+import json
 import re
 import time
 
@@ -58,6 +59,20 @@ def test_all_decisions_are_equal(capsys, path, life):
     assert f"{len(life.entries)} lines of" in printed
     assert "the recording was ended: seconds" in printed
     assert status == 0
+
+
+def test_result_is_available_as_json(capsys, path, life):
+    path.write_bytes(life.recording)
+    status, printed, _ = replay(capsys, path, "--json")
+    count = decisions(life)
+    result = json.loads(printed)
+    assert (status, result["decisions"], result["equal"], result["problem"]) == (
+        0,
+        count,
+        count,
+        None,
+    )
+    assert result["recorded"] == result["now"]
 
 
 @pytest.fixture
