@@ -1,7 +1,8 @@
 """When a router is ready."""
 
-from router.core.commands import RemoveWorker
+from router.core.commands import ApplyPeer, RemoveWorker
 from router.observability.health import ServiceStatus
+from support.fleets.peers import Other
 from support.values.builders import World
 
 
@@ -17,3 +18,17 @@ def test_a_router_waits_for_its_first_workers_once():
     assert status.readiness(world.core).is_ready
     world.core.handle(RemoveWorker(1, "test"), 0.0)
     assert status.readiness(world.core).reasons == ["no schedulable workers"]
+
+
+def test_a_router_names_others_that_share_nothing_or_have_another_block_size():
+    world = World(router_id=1)
+    world.worker(1)
+    status = ServiceStatus("", needs_workers=True)
+    assert status.degraded(world.core) == []
+    status.peer_problems = lambda: ["router http://r2:8092 shares no reservations: 401"]
+    world.core.handle(ApplyPeer(Other().books("a", block_size=16)), 0.0)
+    assert status.degraded(world.core) == [
+        "worker 1 has blocks of 16 tokens at router 5, of 4 here",
+        "router http://r2:8092 shares no reservations: 401",
+    ]
+    assert status.readiness(world.core).is_ready

@@ -27,6 +27,7 @@ from router.indexer.base import SnapshotError
 from router.indexer.radix_tree.radix_tree import RadixTree
 from router.indexer.snapshot import decode_snapshot, encode_snapshot
 from router.ingest.data_dir import VERSION, DataDir, Kept
+from router.ingest.peer_streams import Kind, RecordReader, decode_greeting, encode_record
 from router.protocol.catalogue import (
     RouterAnnouncement,
     WorkerOrder,
@@ -69,6 +70,7 @@ from router.protocol.replicas import (
     Frame,
     HandedOver,
     OutputBlockAdded,
+    PeerGreeting,
     PrefillCompleted,
     Progress,
     ProgressTold,
@@ -208,6 +210,22 @@ def _replica_seeds():
         *(ProgressTold("mine", each) for each in told),
     ]
     return [encode_replica_message(each) for each in messages]
+
+
+def _peer_stream_seeds():
+    greeting = PeerGreeting(2, 1, "r2", "default", "xxh3-64-1337")
+    records = [encode_record(Kind.FRAME, each) for each in _replica_seeds()]
+    first = encode_record(Kind.GREETING, msgspec.msgpack.encode(greeting))
+    return [first, first + records[0], b"".join([first, *records])]
+
+
+def _peer_streams(data):
+    """The same records, however the bytes are cut."""
+    whole, halves = list(RecordReader().feed(data)), RecordReader()
+    middle = len(data) // 2
+    assert [*halves.feed(data[:middle]), *halves.feed(data[middle:])] == whole
+    for kind, record in whole:
+        (decode_greeting if kind is Kind.GREETING else decode_replica_message)(record)
 
 
 def _replica_messages(data):
@@ -507,6 +525,7 @@ TARGETS = [
     Target("loads", lambda: _load_reports, _load_seeds, WIRE, "msgpack"),
     Target("loads_in_core", _core(decode_load_report, ApplyLoad), _load_seeds, WIRE, "msgpack"),
     Target("replicas", lambda: _replica_messages, _replica_seeds, WIRE, "msgpack"),
+    Target("peer_streams", lambda: _peer_streams, _peer_stream_seeds, WIRE),
     Target(
         "replicas_in_core", _core(decode_replica_message, ApplyPeer), _replica_seeds, WIRE,
         "msgpack",
