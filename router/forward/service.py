@@ -35,7 +35,8 @@ class ForwardService:
         self._endpoint = OpenAiEndpoint(config, self._edge, self.metrics, self._pool)
 
     def reconfigure(self, loaded: Loaded[ForwardConfig]) -> None:
-        """Apply changed settings, those of `reload.LIVE`."""
+        """Apply changed settings, those of `settings.LIVE`."""
+        self._edge.reconfigure(loaded.config.security)
         self._endpoint.reconfigure(loaded.config)
 
     def reread(self) -> list[str]:

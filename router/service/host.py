@@ -193,6 +193,7 @@ class CoreHost:
     def reconfigure(self, config: RouterConfig | IndexerConfig) -> None:
         """Apply changed settings; see `settings.LIVE`."""
         self._config = config
+        self.edge.reconfigure(config.security)
 
     async def run(
         self,

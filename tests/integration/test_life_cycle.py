@@ -90,6 +90,18 @@ async def test_sighup_applies_live_settings_and_names_the_others(start, tmp_path
     assert config["max_reservations"]["value"] == 5
     assert router.said("refused (no_endpoints)")
 
+    file.write_text(
+        "body_limit_bytes = 9000\nlog_level = 'debug'\ndefault_requests_per_s = 0.001\n"
+    )
+    router.process.popen.send_signal(signal.SIGHUP)
+    await eventually(lambda: router.said("reload: default_requests_per_s: 0.0 is now 0.001"))
+    assert await status() == 503
+    assert await status() == 429
+
+    file.write_text(kept)
+    router.process.popen.send_signal(signal.SIGHUP)
+    await eventually(lambda: router.said("reload: default_requests_per_s: 0.001 is now 0.0"))
+
     file.write_text("body_limit_bytes = 'many'\nlog_level = 'error'\n")
     router.process.popen.send_signal(signal.SIGHUP)
     (said,) = await eventually(lambda: router.said("no setting changed"))

@@ -17,7 +17,7 @@ from router.errors import ConfigError
 from router.runtime.kernels.hash_key import BlockKey
 from router.runtime.process.redaction import SECRET, redact
 from router.runtime.process.setting_rules import ConflictRule, check_rules
-from router.runtime.process.settings import COMMON, about, settings_of
+from router.runtime.process.settings import COMMON, LIVE, about, settings_of
 from router.runtime.security.secret_files import read_block_key
 
 
@@ -51,7 +51,9 @@ class SecurityConfig(Struct, frozen=True, kw_only=True):
     default_requests_per_s: Annotated[
         float,
         about(
-            "requests per second for each token that has no limit of its own; 0: unlimited", ge=0
+            "requests per second for each token that has no limit of its own; 0: unlimited",
+            LIVE,
+            ge=0,
         ),
     ] = 0.0
     open_requests_per_s: Annotated[
@@ -59,6 +61,7 @@ class SecurityConfig(Struct, frozen=True, kw_only=True):
         about(
             "requests per second for each address without a token, of routes that need none "
             "(documentation, the dashboard's files) apart from /health and /ready; 0: unlimited",
+            LIVE,
             ge=0,
         ),
     ] = 50.0

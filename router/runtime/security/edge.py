@@ -82,7 +82,8 @@ class Edge:
     """
 
     def __init__(self, config: SecurityConfig) -> None:
-        self.guard = Guard(config.default_requests_per_s, config.open_requests_per_s)
+        self._rates = (config.default_requests_per_s, config.open_requests_per_s)
+        self.guard = Guard(*self._rates)
         self.tls: ssl.SSLContext | None = None
         self.watched: list[WatchedFiles] = []
         if config.token_file:
@@ -95,6 +96,13 @@ class Edge:
     async def run(self) -> None:
         """Watch the files until cancelled."""
         await watch_forever(self.watched)
+
+    def reconfigure(self, config: SecurityConfig) -> None:
+        """Apply changed rates; see `settings.LIVE`."""
+        rates = (config.default_requests_per_s, config.open_requests_per_s)
+        if rates != self._rates:
+            self._rates = rates
+            self.guard.set_rates(*rates)
 
     def reload(self) -> list[str]:
         """Read all files again. Returns one line about each result."""

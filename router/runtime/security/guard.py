@@ -134,6 +134,18 @@ class Guard:
         self.table = table
         self.is_on, self.is_idle = True, False
 
+    def set_rates(self, default_requests_per_s: float, open_requests_per_s: float) -> None:
+        """Change both rates; every `Access` is stale then. Addresses start with a full burst."""
+        self._default_rate = default_requests_per_s
+        self._strangers = StrangerRates(open_requests_per_s)
+        table = TokenTable(self.table.tokens, self.table.tenants)
+        if self.is_on:
+            self.replace(table)
+            return
+        self.table = table
+        self._buckets = {ANYBODY.name: self._bucket_of(ANYBODY.name, (self._default_rate, None))}
+        self.is_idle = not default_requests_per_s
+
     def is_open(self, method: str, path: str) -> bool:
         """Return whether this route needs no token."""
         return self._scopes.needed(method, path) is None

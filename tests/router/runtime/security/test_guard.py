@@ -214,6 +214,39 @@ def test_a_default_rate_counts_for_tokens_without_one_and_without_tokens():
         ask(guard, ADMIN, "GET", "/dump")
 
 
+def test_changed_default_rate_counts_at_once_and_makes_accesses_stale():
+    guard = Guard()
+    access = guard.access("POST", "/select", [], 0.0)
+    guard.set_rates(1.0, 0.0)
+    assert not guard.is_idle
+    assert access.table is not guard.table
+    ask(guard, None)
+    with pytest.raises(RateLimitedError):
+        ask(guard, None)
+    guard.set_rates(0.0, 0.0)
+    assert guard.is_idle
+    ask(guard, None)
+
+
+def test_changed_rates_keep_tokens_and_what_was_spent_of_their_own_limits(guard):
+    for _ in range(2):
+        ask(guard, ACME)
+    access = guard.access("GET", "/dump", [(b"authorization", f"Bearer {ADMIN}".encode())], 0.0)
+    guard.set_rates(1.0, 1.0)
+    assert access.table is not guard.table
+    with pytest.raises(RateLimitedError):
+        ask(guard, ACME)
+    with pytest.raises(UnauthenticatedError):
+        ask(guard, None)
+    ask(guard, ADMIN, "GET", "/dump")
+    with pytest.raises(RateLimitedError):
+        ask(guard, ADMIN, "GET", "/dump")
+    for _ in range(2):
+        guard.admit("GET", "/docs", [], 0.0, 0.0, "a")
+    with pytest.raises(RateLimitedError):
+        guard.admit("GET", "/docs", [], 0.0, 0.0, "a")
+
+
 def test_replaced_tokens_keep_spent_rates(guard):
     for _ in range(2):
         ask(guard, ACME)
