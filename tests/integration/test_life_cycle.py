@@ -90,9 +90,8 @@ async def test_sighup_applies_live_settings_and_names_the_others(start, tmp_path
     assert config["max_reservations"]["value"] == 5
     assert router.said("refused (no_endpoints)")
 
-    file.write_text(
-        "body_limit_bytes = 9000\nlog_level = 'debug'\ndefault_requests_per_s = 0.001\n"
-    )
+    kept = "body_limit_bytes = 9000\nlog_level = 'debug'\n"
+    file.write_text(f"{kept}default_requests_per_s = 0.001\n")
     router.process.popen.send_signal(signal.SIGHUP)
     await eventually(lambda: router.said("reload: default_requests_per_s: 0.0 is now 0.001"))
     assert await status() == 503
