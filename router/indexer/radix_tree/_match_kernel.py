@@ -198,8 +198,6 @@ def _end_rows(tree: Tree, rows: Rows, before: np.uint64, after: np.uint64, posit
             _end_one(tree, rows, profile_part(word), position)
         elif found == word or profile_part(found) == profile_part(word):
             kept += _1
-        else:
-            return False
     return kept == size
 
 

@@ -733,6 +733,26 @@ def test_searches_that_jump_over_blocks_answer_as_the_definition(seed):
     assert pair.tree.stats().differing_answers == 0
 
 
+@pytest.mark.parametrize("joining", [0, 9])
+@pytest.mark.parametrize("moves", [False, True])
+def test_several_ranks_may_leave_where_others_join_or_change_their_tier(joining, moves):
+    """Lengths 20, 20, 10, 10 and 5; another holds what is behind 10, and one moves there."""
+    pair = Pair()
+    lengths = {1: 20, 2: 20, 3: 10, 4: 10, 5: 5}
+    if not joining:
+        pair.do("store", Rank(0, 0), Tier.DEVICE, span(11, 21))
+    for worker_id, length in lengths.items():
+        pair.do("store", Rank(worker_id, 0), Tier.DEVICE, span(1, 1 + length))
+    if joining:
+        pair.do("store", Rank(joining, 0), Tier.DEVICE, span(11, 21))
+    if moves:
+        pair.do("remove", Rank(2, 0), Tier.DEVICE, span(11, 21))
+        pair.do("store", Rank(2, 0), Tier.HOST, span(11, 21))
+    for worker_id in lengths:
+        pair.tree.note_holes(Rank(worker_id, 0), NO_HOLES)
+    pair.agree(span(1, 21), span(1, 16), span(6, 21))
+
+
 def random_interval(seed):
     return NEVER if seed % 3 else 2
 
