@@ -157,21 +157,26 @@ LEGEND = {
 }
 
 
+FAULT_COLUMNS = {
+    **dict(zip(("right", "said", "wrong"), LEGEND, strict=True)),
+    "with_ghosts": "wrong, with ghosts",
+    "doubted": "right, but doubted: false alarms",
+    "warned": "right, with a warning in its log",
+}
+
+
 def _faults(found: Mapping[str, Any]) -> str:
     missing = "".join(
         f"<p>Not here: {escape(name)}: {escape(why)}</p>"
         for name, why in found["unavailable"].items()
     )
     totals = found["totals"]
-    cells = [
-        (name, *(str(t[word]) for word in ("right", "said", "wrong", "ghosts", "missing")))
-        for name, t in totals.items()
-    ]
+    cells = [(name, *(str(t[word]) for word in FAULT_COLUMNS)) for name, t in totals.items()]
     legend = "".join(
         f'<span><span class="swatch" style="background:{colour}"></span>{name}</span>'
         for name, colour in LEGEND.items()
     )
-    heads = ("", *LEGEND, "ghosts", "missing blocks")
+    heads = ("", *FAULT_COLUMNS.values())
     plot = f'<figure>{shares(totals)}<div class="legend">{legend}</div></figure>'
     return f"{missing}{plot}\n{_table(heads, cells)}"
 

@@ -5,6 +5,8 @@ closed.
 """
 
 import asyncio
+import ipaddress
+import socket
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator
@@ -115,7 +117,7 @@ class _Server:
     The time is that of its release.
     """
 
-    __slots__ = ("_heads", "_loop", "busy", "idle", "name", "origin")
+    __slots__ = ("_heads", "_lookup", "_loop", "busy", "idle", "name", "origin")
 
     def __init__(self, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
         self._heads: HeadCache[ResponseHead] = HeadCache(MOST_HEADS)
@@ -124,6 +126,20 @@ class _Server:
         self.idle: deque[tuple[float, Connection]] = deque()
         self.busy = 0
         self._loop = loop
+        self._lookup: asyncio.Future[list[str]] | None = None
+
+    async def addresses(self) -> list[str]:
+        """Return the addresses of the host, the first one preferred. Raises OSError.
+
+        One lookup serves all callers while it lasts: it cannot be cancelled, so that those of
+        requests that timed out would queue up where the system's resolver is slow.
+        """
+        if _is_address(self.origin.host):
+            return [self.origin.host]
+        if self._lookup is None or self._lookup.done():
+            self._lookup = asyncio.ensure_future(_found(self.origin.host))
+            self._lookup.add_done_callback(lambda found: found.cancelled() or found.exception())
+        return await asyncio.shield(self._lookup)
 
     def connection(self) -> Connection:
         """Return a new connection, which returns to the pool when it is released."""
@@ -241,18 +257,44 @@ class HttpPool:
         origin, tls = server.origin, None
         if origin.scheme == "https":
             tls = self._tls or self._system_tls.context()
-        loop = asyncio.get_running_loop()
+        name = (self._tls_name or origin.host) if tls else None
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    server.connection,
-                    origin.host,
-                    origin.port,
-                    ssl=tls,
-                    server_hostname=(self._tls_name or origin.host) if tls else None,
-                )
+                connection = await _first_connected(server, await server.addresses(), tls, name)
         except TimeoutError as error:
             raise NeverSentError(server.name, "connect timeout") from error
         except (OSError, ssl.SSLError) as error:
             raise NeverSentError(server.name, "refused", str(error)) from error
         return connection
+
+
+async def _first_connected(
+    server: _Server, addresses: list[str], tls: ssl.SSLContext | None, tls_name: str | None
+) -> Connection:
+    """Return a connection to the first of the addresses that accepts one."""
+    loop, port = asyncio.get_running_loop(), server.origin.port
+    for address in addresses:
+        try:
+            _, connection = await loop.create_connection(
+                server.connection, address, port, ssl=tls, server_hostname=tls_name
+            )
+            return connection
+        except OSError:
+            if address == addresses[-1]:
+                raise
+    raise OSError("no address of this name")
+
+
+async def _found(host: str) -> list[str]:
+    """Return the addresses of a host name, each once."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

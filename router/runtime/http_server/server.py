@@ -4,9 +4,12 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
+import os
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
@@ -21,6 +24,13 @@ from router.runtime.http_server.limits import HttpLimits
 from router.runtime.process.ticks import next_tick
 
 SHUTDOWN_S = 5
+
+CLOSING_S = 5.0
+"""Longest time between the end of all tasks and that of the process.
+
+A loop is closed once its threads are idle. Calls on threads cannot be cancelled: a lookup of a name
+takes as long as the system's resolver waits.
+"""
 
 TICK_S = 0.1
 """Interval at which a server checks timeouts, in seconds; the same as uvicorn's."""
@@ -40,13 +50,16 @@ Scanning them would take another tenth of a second.
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104
 
 
+log = logging.getLogger(__name__)
+
+
 def run_until_signal(
     run: Callable[[asyncio.Event], Awaitable[None]], reload: Callable[[], None] | None = None
 ) -> None:
     """Run a process until SIGTERM or SIGINT, which set its stop event.
 
-    SIGHUP calls `reload`. Without `reload` it stops the process, unless the process ignores SIGHUP
-    (nohup).
+    The process ends within `CLOSING_S` after that, whatever its threads do. SIGHUP calls `reload`.
+    Without `reload` it stops the process, unless the process ignores SIGHUP (nohup).
     """
 
     async def main() -> None:
@@ -58,9 +71,25 @@ def run_until_signal(
         asyncio.get_running_loop().call_later(STARTED_S, gc.freeze)
         await run(stop)
 
+    status = 1
+
+    def end() -> None:
+        log.warning("ended without waiting for calls on threads, such as lookups of names")
+        logging.shutdown()
+        os._exit(status)
+
     _keep_for_good()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
+    closing = threading.Timer(CLOSING_S, end)
+    closing.daemon = True
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            try:
+                runner.run(main())
+                status = 0
+            finally:
+                closing.start()
+    finally:
+        closing.cancel()
 
 
 def _keep_for_good() -> None:

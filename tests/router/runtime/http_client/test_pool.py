@@ -1,8 +1,10 @@
 """Connections to servers that behave, and to others."""
 
 import asyncio
+import socket
 import ssl
-from contextlib import asynccontextmanager
+import threading
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -52,6 +54,33 @@ async def failure(pool, script, timeout_s=60.0):
             await ask(pool, upstream, timeout_s=timeout_s)
     assert pool.open_connections == 0
     return caught.value.problem
+
+
+async def test_one_lookup_of_a_name_serves_all_requests_while_it_lasts(monkeypatch):
+    may_end, lookups, found = threading.Event(), [], socket.getaddrinfo
+
+    def look_up(host, *arguments):
+        lookups.append(host)
+        may_end.wait(300.0)
+        return found("127.0.0.1", *arguments)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    pool = HttpPool(PoolLimits(connect_timeout_s=0.02))
+    async with Upstream(says(response(b"ok"), then_close=True)).running() as upstream:
+        origin = Origin.of(upstream.url.replace("127.0.0.1", "engine"))
+        for _ in range(3):
+            with pytest.raises(NeverSentError, match="connect timeout"):
+                await asyncio.gather(*(pool.send(origin, ASK) for _ in range(10)))
+        assert lookups == ["engine"]
+        may_end.set()
+
+        async def is_answered():
+            with suppress(NeverSentError):
+                async with pool.response(origin, ASK) as answer:
+                    return answer.status == 200
+
+        await eventually(is_answered)
+    pool.close()
 
 
 async def test_a_repeated_head_is_read_with_its_own_id_and_body(pool):

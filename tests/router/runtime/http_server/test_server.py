@@ -21,6 +21,19 @@ run_until_signal(run)
 """
 
 
+BUSY = """
+import asyncio, time
+from router.runtime.http_server import server
+
+async def run(stop):
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
+    print("done", flush=True)
+
+server.CLOSING_S = 0.1
+server.run_until_signal(run)
+"""
+
+
 def said(*, is_started_with_nohup):
     program = RUN.replace("IS_STARTED_WITH_NOHUP", str(is_started_with_nohup))
     return subprocess.run(
@@ -34,6 +47,11 @@ def test_closed_terminal_stops_the_server():
 
 def test_nohup_ignores_a_closed_terminal():
     assert said(is_started_with_nohup=True) == "True\n"
+
+
+def test_process_ends_whatever_its_threads_do():
+    ended = subprocess.run([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, timeout=300)
+    assert (ended.returncode, ended.stdout) == (0, b"done\n")
 
 
 def test_bodies_are_sent_without_waiting_for_an_acknowledgement():
