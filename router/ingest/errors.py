@@ -1,6 +1,6 @@
 """Errors of other indexers, of other routers, and of persisted state."""
 
-from router.errors import KvRouterError
+from router.errors import ConfigError, KvRouterError
 
 
 class PeerNotFoundError(KvRouterError):
@@ -25,17 +25,11 @@ class TooManyPeersError(KvRouterError):
         self.limit = limit
 
 
-class PeerConflictError(KvRouterError):
+class PeerConflictError(ConfigError):
     """A router whose settings contradict this one's, so that they cannot share reservations."""
 
     code = "peer_conflict"
     http_status = 409
-
-    def __init__(self, key: str, reason: str, allowed: str) -> None:
-        super().__init__(f"{key}: {reason} (allowed: {allowed})")
-        self.key = key
-        self.reason = reason
-        self.allowed = allowed
 
 
 class PeerItselfError(KvRouterError):

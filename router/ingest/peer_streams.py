@@ -29,7 +29,7 @@ MOST_RECORD_BYTES = 64 << 20
 
 
 class Kind(IntEnum):
-    """What a record holds: the first one a greeting, the others a message."""
+    """The kind of a record: the first one is a greeting, the others are messages."""
 
     GREETING = 0
     FRAME = 1

@@ -71,7 +71,7 @@ Take: TypeAlias = Callable[[str, bytes], None]
 
 
 class ReplicaBus(Protocol):
-    """What carries messages between routers. Sending raises BusError; the message may be lost."""
+    """A carrier of messages between routers. Sending raises BusError; the message may be lost."""
 
     async def publish(self, payload: bytes) -> None:
         """Send a frame to all other routers."""

@@ -169,7 +169,7 @@ ReplicaMessage: TypeAlias = PeerMessage | SnapshotWanted
 
 
 class PeerGreeting(Struct, frozen=True):
-    """What a router says of itself at the beginning of a stream.
+    """The identity of a router, at the beginning of a stream.
 
     Routers share reservations only if their `namespace` and `scheme` are equal. `scheme`: how
     blocks are named in bookings (`HashKeying.booking_scheme`).

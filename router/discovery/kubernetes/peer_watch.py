@@ -5,7 +5,6 @@ others' reservations to become ready, and the latter hand over their own.
 """
 
 from collections.abc import Callable, Iterable
-from ipaddress import ip_address
 from random import Random
 
 from prometheus_client import CollectorRegistry
@@ -16,6 +15,7 @@ from router.discovery.kubernetes.found import found_in
 from router.discovery.kubernetes.objects import EndpointSlice
 from router.discovery.kubernetes.watching import WATCH_METRICS, ClusterWatch, Watches
 from router.runtime.process.metrics import expose
+from router.runtime.security.config import is_ip_address
 
 _SERVICE = "kubernetes.io/service-name"
 
@@ -62,17 +62,9 @@ class PeerWatch:
         by_pod: dict[str, str] = {}
         for _, each in sorted(self._watch.objects.items()):
             for found in found_in(each):
-                if found.name != self._own_pod and _is_address(found.ip):
+                if found.name != self._own_pod and is_ip_address(found.ip):
                     by_pod.setdefault(found.name, found.ip)
         self._set_addresses(_authority(ip, self._port) for _, ip in sorted(by_pod.items()))
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _authority(ip: str, port: int) -> str:

@@ -5,7 +5,6 @@ closed.
 """
 
 import asyncio
-import ipaddress
 import socket
 import ssl
 from collections import deque
@@ -26,6 +25,7 @@ from router.runtime.http_client.connection import (
     UpstreamResponse,
 )
 from router.runtime.http_server.head_cache import HeadCache
+from router.runtime.security.config import is_ip_address
 from router.runtime.security.http_access import ClientTls
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -134,7 +134,7 @@ class _Server:
         One lookup serves all callers while it lasts: it cannot be cancelled, so that those of
         requests that timed out would queue up where the system's resolver is slow.
         """
-        if _is_address(self.origin.host):
+        if is_ip_address(self.origin.host):
             return [self.origin.host]
         if self._lookup is None or self._lookup.done():
             self._lookup = asyncio.ensure_future(_found(self.origin.host))
@@ -290,11 +290,3 @@ async def _found(host: str) -> list[str]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(each[4][0]) for each in found))
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True

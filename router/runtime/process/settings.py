@@ -123,7 +123,7 @@ class Setting(Struct, frozen=True):
 
     @property
     def unit(self) -> str:
-        """What a value is: `a|b` for choices, else its unit or kind; empty for yes or no."""
+        """The form of a value: `a|b` for choices, else its unit or kind; empty for yes or no."""
         if isinstance(self.value, bool):
             return ""
         ends = (unit for end, unit in UNITS.items() if f"_{self.name}".endswith(f"_{end}"))

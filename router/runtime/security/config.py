@@ -205,6 +205,15 @@ def check_security(
     _check_bind(security)
 
 
+def is_ip_address(host: str) -> bool:
+    """Return whether a host is an address, not a name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach a listening address."""
     if host == "localhost":
@@ -233,13 +242,7 @@ def is_local_name(authority: bytes) -> bool:
     """
     text = authority.decode("latin-1").lower()
     host = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
-    if "." not in host or host.endswith(".localhost"):
-        return True
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
+    return "." not in host or host.endswith(".localhost") or is_ip_address(host)
 
 
 def _check_bind(config: SecurityConfig) -> None:

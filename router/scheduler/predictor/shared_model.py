@@ -1,4 +1,4 @@
-"""What the ranks of a model have in common: their rates, how these differ, how their reports vary.
+"""The rates that a model's ranks share, the spread between ranks, and the noise of their reports.
 
     log(reported time / the model's) = the rank's deviation + the noise of the report
 
@@ -64,7 +64,7 @@ _KNOWN_MODEL = 0.5
 
 
 class Deviation:
-    """How far the reports of one rank are from its model's times, on average.
+    """The distance of one rank's reports from its model's times, on average.
 
     `mean`: of logarithms, relative to all ranks. `evident`: its absolute value, or 0 if noise
     explains it. `reports`: number of those it is the mean of.
