@@ -30,7 +30,6 @@ from router.runtime.http_client.pool import Origin
 from router.runtime.process.metrics import Rows, counter, expose, gauge
 from router.runtime.security.config import SecurityConfig
 from router.sequence.replicas.replica_set import MAX_REPLICAS
-from router.sequence.replicas.reservation_log import HEARTBEAT_S
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +42,21 @@ ROOM_S = 2.0
 
 
 class _Peer:
-    """An address of a router. `retry`: set to try it before its pause is over."""
+    """An address of a router. `retry`: set to try it before its pause is over.
 
-    __slots__ = ("greeting", "is_tried", "origin", "problem", "retry", "since_unix_s", "state")
+    `has_sent`: it has sent a frame since it is connected.
+    """
+
+    __slots__ = (
+        "greeting",
+        "has_sent",
+        "is_tried",
+        "origin",
+        "problem",
+        "retry",
+        "since_unix_s",
+        "state",
+    )
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
@@ -53,7 +64,7 @@ class _Peer:
         self.since_unix_s = time.time()
         self.problem: str | None = None
         self.greeting: PeerGreeting | None = None
-        self.is_tried = False
+        self.is_tried = self.has_sent = False
         self.retry = asyncio.Event()
 
     def become(self, state: PeerState, problem: str | None = None) -> bool:
@@ -92,7 +103,7 @@ class PeerBus:
         self._group: asyncio.TaskGroup | None = None
         self._take: Take = lambda _subject, _payload: None
         self._are_known = False
-        self._are_tried = asyncio.Event()
+        self._are_greeted = asyncio.Event()
         self.connections = 0
         self.beyond_limit = 0
         expose(registry, "kv_router_replica_", _METRICS, self)
@@ -118,7 +129,7 @@ class PeerBus:
                 self._peers[address] = _Peer(origin)
                 self._follow_soon(address)
         self._are_known = True
-        self._note_tried()
+        self._note_greeted()
 
     def views(self) -> list[PeerView]:
         """Return the state of each address."""
@@ -187,9 +198,8 @@ class PeerBus:
             await asyncio.Event().wait()
 
     async def until_greeted(self) -> None:
-        """Wait until each address was tried, and connected routers had time for a frame."""
-        await self._are_tried.wait()
-        await asyncio.sleep(1.5 * HEARTBEAT_S)
+        """Wait until each address was tried, and each connected router has sent a frame."""
+        await self._are_greeted.wait()
 
     def close(self) -> None:
         """End the streams to the other routers, and accept no more."""
@@ -212,7 +222,7 @@ class PeerBus:
                     pause_s = FIRST_PAUSE_S
                 if peer.become(end.state, end.problem) and end.problem:
                     log.warning("router %s: %s", peer.origin, end.problem)
-            self._note_tried()
+            self._note_greeted()
             await self._pause(peer, pause_s)
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
@@ -242,6 +252,9 @@ class PeerBus:
 
         def take(kind: Kind, payload: bytes) -> None:
             self._take(theirs if kind is Kind.FRAME else ours, payload)
+            if kind is Kind.FRAME and not peer.has_sent:
+                peer.has_sent = True
+                self._note_greeted()
 
         try:
             await self._reader.read(peer.origin, greet, take)
@@ -257,15 +270,17 @@ class PeerBus:
                 continue
             if known.router_id == greeting.router_id:
                 raise StreamEndError("doubled", f"{other.origin} is the same router")
-        peer.greeting = greeting
+        peer.greeting, peer.has_sent = greeting, False
         peer.become("connected")
         self.connections += 1
         log.info("router %s at %s shares its reservations", greeting.name, peer.origin)
-        self._note_tried()
 
-    def _note_tried(self) -> None:
-        if self._are_known and all(each.is_tried for each in self._peers.values()):
-            self._are_tried.set()
+    def _note_greeted(self) -> None:
+        peers = self._peers.values()
+        if self._are_known and all(
+            each.has_sent if each.state == "connected" else each.is_tried for each in peers
+        ):
+            self._are_greeted.set()
 
 
 def _too_slow(router_id: int) -> BusUnavailableError:
