@@ -132,8 +132,9 @@ class Engine:
         self._queue.put((frames, None))
 
     def wait(self):
-        """Until all of it is published."""
-        self._queue.join()
+        """Return once all of it is published, and at once if the engine is stopped or paused."""
+        if self._thread is not None and self._running.is_set():
+            self._queue.join()
 
     def _payload(self, events):
         return msgspec.msgpack.encode([time.time(), list(events), self.dp_rank])

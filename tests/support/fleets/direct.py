@@ -1,5 +1,6 @@
 """A router in process in direct mode, and engines for it."""
 
+import asyncio
 from contextlib import ExitStack, asynccontextmanager
 
 from support.engines.zmq_engines import Engine, stored
@@ -25,6 +26,11 @@ class DirectEngine:
     def __exit__(self, *_):
         for rank in self.ranks:
             rank.stop()
+
+    def wait(self):
+        """Return once the engine has published all that it holds."""
+        for rank in self.ranks:
+            rank.wait()
 
     def cache(self, tokens, dp_rank=0, salt=0):
         """Hold a prompt. Engine hashes are of no consequence, as long as they differ."""
@@ -66,6 +72,7 @@ class DirectRouter(RunningRouter):
         super().__init__(nats_url, **fields)
 
     async def register(self, engine, **fields):
+        await asyncio.to_thread(engine.wait)  # else "exact" may come before the last of the prompts
         answer = await self.post("/workers", engine.body(**fields))
         assert answer.status_code == 201, answer.text
         return answer.json()
