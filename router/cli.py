@@ -260,7 +260,7 @@ PROGRAM = Program(
         Command(
             "inspect",
             _LOOK,
-            "the blocks of a worker, the holders of a prompt or a block",
+            "the blocks of a worker, the holders of a prompt or a block, a recording's contents",
             run_imported("router.tools.inspect.command:inspect"),
             parser_of("router.tools.inspect.arguments:inspect_parser"),
         ),

@@ -112,6 +112,12 @@ RULES: tuple[ConflictRule, ...] = (
         "without events there is nothing to apply in threads",
     ),
     ConflictRule(
+        "record_to",
+        "event_threads",
+        lambda c: bool(c.record_to) and c.event_threads > 1,
+        "the timing of threads cannot be replayed",
+    ),
+    ConflictRule(
         "session_affinity_mode",
         "session_affinity_ttl_s",
         lambda c: not c.session_affinity_ttl_s,

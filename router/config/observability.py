@@ -1,4 +1,4 @@
-"""Settings of decision logs, traces and dashboards; `--help` prints them."""
+"""Settings of decision logs, recordings, traces and dashboards; `--help` prints them."""
 
 from typing import Annotated, ClassVar
 
@@ -53,3 +53,19 @@ class ObservabilityConfig(Struct, frozen=True, kw_only=True):
         int,
         about("size at which the log is renamed to NAME.1, replacing the one before", ge=1 << 16),
     ] = 64 << 20
+    record_to: Annotated[
+        str,
+        about(
+            "file that every command and decision is recorded to, from the start, for `kv-router "
+            "replay` and `simulate`; it contains prompts; empty: none until POST /recording",
+            COMMON,
+            unit="FILE",
+        ),
+    ] = ""
+    record_max_bytes: Annotated[
+        int,
+        about(
+            "limit of a recording with all its parts, FILE, FILE.1, …; the oldest part is deleted",
+            ge=1 << 20,
+        ),
+    ] = 1 << 30

@@ -12,8 +12,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from msgspec import Raw, Struct, ValidationError, json
 
-from router.core.commands import Admit, AnyCommand, Decision
+from router.core.commands import Admit, AnyCommand, Decision, UpsertWorker
 from router.errors import KvRouterError
+from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.values import U64, U64_MAX, UNREADABLE
 from router.recording.entries import NO_RESULT, Entry, RecordedResult
 
@@ -51,6 +52,10 @@ class Header(Struct, frozen=True, kw_only=True):
     `settings`: those that decisions depend on, by their names in the configuration. `multiplier`:
     the hash multiplier of the index, which affects decisions when the index is nearly full.
     `recorded_at`: UTC, for human readers.
+
+    A recording may be in several files. `part`: the number of this one, from 1; `before`: the
+    entries of the parts before it; `is_midway`: the router ran before its first part. `workers`:
+    the fleet at `now_s`, when this part began, if its first entry meets a router with one.
     """
 
     format: str = FORMAT
@@ -60,16 +65,30 @@ class Header(Struct, frozen=True, kw_only=True):
     settings: dict[str, Setting]
     seed: int
     multiplier: U64
+    part: int = 1
+    before: int = 0
+    is_midway: bool = False
+    now_s: float = 0.0
+    workers: tuple[WorkerAnnouncement, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.multiplier % 2 or self.multiplier > U64_MAX:
             raise ValueError(f"Expected an odd `int` <= {U64_MAX} - at `$.multiplier`")
 
 
-class Hole(Struct, frozen=True, tag_field="kind", tag="hole"):
-    """A gap of `missing` entries, which came faster than they could be written."""
+Cause: TypeAlias = Literal["overload", "rotated", "midway"]
+"""Why entries are missing.
+
+They came faster than they could be written; their part was deleted, of older ones first; or the
+recording began in a running router.
+"""
+
+
+class Hole(Struct, frozen=True, tag_field="kind", tag="hole", omit_defaults=True):
+    """A gap of `missing` entries; of those before a recording, their number is unknown: 0."""
 
     missing: int
+    cause: Cause = "overload"
 
 
 class End(Struct, frozen=True, tag_field="kind", tag="end"):
@@ -121,6 +140,19 @@ _entry_decoder: json.Decoder[AnyCommand | Hole | End] = json.Decoder(AnyCommand 
 _moment_decoder = json.Decoder(_Moment)
 
 
+def opening(header: Header) -> Iterator[Line]:
+    """Yield what stands for the state at the start of a part, if no part before it is at hand.
+
+    That is a gap, and the fleet. Nothing before the first part of a router that was empty.
+    """
+    if header.part == 1 and not header.is_midway:
+        return
+    cause: Cause = "midway" if header.part == 1 else "rotated"
+    yield Line(0.0, Hole(header.before, cause))
+    for announcement in header.workers:
+        yield Line(0.0, Entry(UpsertWorker(announcement), header.now_s))
+
+
 def encode_header(header: Header) -> bytes:
     """Return the first line."""
     return _encoder.encode(header) + b"\n"
@@ -159,12 +191,12 @@ def decode_header(raw: bytes) -> Header:
         raise RecordingError("damaged", 1, str(error)) from error
 
 
-def decode_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
-    """Yield the lines after the header, with their numbers in the file.
+def decode_lines(lines: Iterable[bytes], first: int = 2) -> Iterator[tuple[int, Line]]:
+    """Yield the lines after a header, with their numbers, from `first` on.
 
     Raises RecordingError if a line is unreadable: `cut off` if it is the unfinished last one.
     """
-    for number, raw in enumerate(lines, start=2):
+    for number, raw in enumerate(lines, start=first):
         try:
             yield number, _decode_line(raw)
         except UNREADABLE as error:

@@ -46,6 +46,11 @@ class RecordedCore:
         core.wrap(self.handle)
         core.index.on_search = self._note_search
 
+    def release(self) -> None:
+        """Record no more: commands reach the core directly again."""
+        self.core.wrap(self._handle)
+        self.core.index.on_search = None
+
     def handle(self, command: Command[Any], now_s: float) -> AnyHandled:
         """Execute a command on the core, and record it."""
         if isinstance(command, Decision):

@@ -10,7 +10,7 @@ from router.core.commands import Command, Decision, Placing
 from router.core.core import RouterCore
 from router.errors import KvRouterError
 from router.recording.entries import Entry, RecordedResult, choice_of, result_of
-from router.recording.format import End, Hole, Line, RecordingError
+from router.recording.format import Cause, End, Hole, Line, RecordingError
 from router.scheduler.selector import Choice
 
 
@@ -38,13 +38,14 @@ class Compared(Struct, frozen=True):
 class Replay:
     """A replay of a recording on one core, line by line.
 
-    `lines`: the number of replayed lines. `missing`: entries that were never written; `hole_line`:
-    the line of the first of them, after which the core's state differs from the recorded one.
+    `lines`: the number of replayed lines. `missing`: entries that are not in the recording;
+    `hole_line`: the line of the first of them, after which the core's state differs from the
+    recorded one; `cause`: why they are missing.
     `ended`: the reason of the recording's end; None if it has no end, so its last moments are
     missing.
     """
 
-    __slots__ = ("at_s", "core", "ended", "hole_line", "lines", "missing")
+    __slots__ = ("at_s", "cause", "core", "ended", "hole_line", "lines", "missing")
 
     def __init__(self, core: RouterCore) -> None:
         self.core = core
@@ -52,6 +53,7 @@ class Replay:
         self.at_s = 0.0
         self.missing = 0
         self.hole_line: int | None = None
+        self.cause: Cause | None = None
         self.ended: str | None = None
 
     def take(self, number: int, line: Line) -> Compared | None:
@@ -72,6 +74,7 @@ class Replay:
         if isinstance(entry, Hole):
             self.missing += entry.missing
             self.hole_line = self.hole_line or number
+            self.cause = self.cause or entry.cause
         elif isinstance(entry, End):
             self.ended = entry.reason
         elif isinstance(entry.command, Decision):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from random import Random
+from secrets import randbits
 from typing import TYPE_CHECKING
 
 from router.api.commands import Commands
@@ -39,6 +40,7 @@ from router.ingest.engine_polls import EnginePolls, PollDuties
 from router.ingest.replica_sync import NatsReplicas, ReplicaSync
 from router.observability.accuracy_metrics import expose_accuracy
 from router.observability.decision_observer import DecisionObserver
+from router.observability.recording import RECORDING_METRICS, Recording
 from router.observability.replica_metrics import ReplicaMetrics
 from router.observability.state_metrics import expose_selections, expose_shadow
 from router.protocol.catalogue import Lifecycle, RouterAnnouncement
@@ -46,6 +48,7 @@ from router.runtime.bus.connection import Bus
 from router.runtime.bus.errors import BusUnavailableError
 from router.runtime.http_server.server import endpoint_of
 from router.runtime.process.loading import NO_OTHERS, Loaded
+from router.runtime.process.metrics import expose
 from router.runtime.process.settings import effective
 from router.service.bus_feed import Task
 from router.service.extras import (
@@ -73,8 +76,8 @@ class RouterService:
     """One router. `run` returns after `stop` is set and everything is closed.
 
     `core`: a core in place of the default one. `sources`: where each setting was set. `host`: the
-    core in this process, with what it needs. `commands`: those of callers. `show`: prints a line on
-    a terminal.
+    core in this process, with what it needs. `commands`: those of callers. `recording`: of the
+    core's commands and decisions. `show`: prints a line on a terminal.
     """
 
     def __init__(
@@ -87,7 +90,11 @@ class RouterService:
     ) -> None:
         self._config = config
         self._show = show
-        core = core or make_core(config, Random())
+        seed = randbits(53)
+        core = core or make_core(config, Random(seed))
+        self.recording = Recording(config, core, seed)
+        if config.observability.record_to:
+            self.recording.begin()
         self._unused = config.unused(core.policies.available)
         self._settings = effective(config, sources, self._unused)
         self._incarnation = time.time_ns() // 1000
@@ -107,6 +114,7 @@ class RouterService:
         expose_accuracy(
             self.host.metrics.registry, core.closed_loop, config.service.metrics_max_ranks
         )
+        expose(self.host.metrics.registry, "kv_router_", RECORDING_METRICS, self.recording)
         self._presence = self._make_presence()
         self._sessions = make_sessions(config.sessions, config.bus.namespace, self.host.metrics)
         self._decision_log = make_decision_log(config.observability, core, self.host.metrics)
@@ -172,6 +180,7 @@ class RouterService:
             host.edge.guard,
             self._routers,
             self._settings,
+            self.recording,
             router_id=config.router_id,
             shares_reservations=config.shares_reservations,
             streams=None if self._peers is None else self._peers.streams,
@@ -186,7 +195,11 @@ class RouterService:
             with nullcontext() if self._openai is None else self._openai.listening() as openai:
                 background = partial(self._background, stop, openai)
                 await self.host.run(stop, front, self._live, background)
+        except BaseException:
+            self.recording.end("the router failed")
+            raise
         finally:
+            await self.recording.finish()
             if self._sessions is not None:
                 await self._sessions.close()
 

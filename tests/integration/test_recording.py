@@ -12,7 +12,7 @@ from router.protocol.requests import SelectRequest
 from router.protocol.values import Tier
 from router.runtime.process.settings import configured
 from router.sequence.active.prompt import prepare
-from router.tools.recordings.record import RecordConfig, Recording
+from router.tools.recordings.record import RecordConfig, RecordedRouter
 from support.fleets.direct import DirectEngine, DirectRouter
 from support.processes.processes import Fleet
 from support.processes.running import RunningRouter, RunningService
@@ -102,7 +102,7 @@ async def test_recording_from_a_snapshot_beside_another_router_replays(
             nats_url=nats_server.url, namespace="test", name="beside", http_port=port,
             drain_s=0.0, output=str(recording), snapshot_threshold=3,
         )  # fmt: skip
-        async with RunningService(Recording(config), port).running() as recorded:
+        async with RunningService(RecordedRouter(config), port).running() as recorded:
             await eventually(recorded.is_ready)
             placed = await recorded.post("/select", {"token_ids": prompt[:8000]})
             assert placed.json()["overlap_blocks"] == 2000
@@ -123,7 +123,7 @@ async def test_a_port_that_is_taken_leaves_no_file(nats_server, recording):
             RecordConfig, nats_url=nats_server.url, http_port=taken, output=str(recording)
         )
         with pytest.raises(ConfigError, match="http_port"):
-            await Recording(config).run(asyncio.Event())
+            await RecordedRouter(config).run(asyncio.Event())
     assert not recording.exists()
 
 
@@ -131,25 +131,27 @@ async def test_recording_ends_after_its_configured_seconds(recording):
     limited = configured(
         RecordConfig, http_port=free_port(), output=str(recording), seconds=0.1, drain_s=0.0
     )
-    await Recording(limited).run(asyncio.Event())
+    router = RecordedRouter(limited)
+    await router.run(asyncio.Event())
     assert b'"seconds"' in recording.read_bytes()
+    assert "no caller asks this router" in router.outcome
 
 
-class RecordedRouter(DirectRouter):
+class DirectRecorded(DirectRouter):
     """Without a bus, and recorded."""
 
     def __init__(self, recording, **fields):
         port = free_port()
         settings = {"namespace": "test", "drain_s": 0.0, "name": "r", **fields}
         self.config = configured(RecordConfig, http_port=port, output=str(recording), **settings)
-        RunningService.__init__(self, Recording(self.config), port)
+        RunningService.__init__(self, RecordedRouter(self.config), port)
 
 
 @pytest.mark.parametrize("shadow", [False, True])
 async def test_recording_of_a_direct_router_replays_equal(recording, capsys, shadow):
     prompt = [RNG.randrange(200) for _ in range(64)]
     with DirectEngine(1) as first, DirectEngine(2, ranks=2) as second:
-        async with RecordedRouter(recording, router_temperature=0.5, shadow=shadow).running() as r:
+        async with DirectRecorded(recording, router_temperature=0.5, shadow=shadow).running() as r:
             for engine in (first, second):
                 await r.register(engine)
             await r.until_exact(1, 2)
@@ -171,3 +173,59 @@ async def test_recording_of_a_direct_router_replays_equal(recording, capsys, sha
     assert count >= 21
     assert f"decisions: {count} of {count} equal" in printed
     assert status == 0
+
+
+async def ask(router, count):
+    for number in range(count):
+        prompt = [RNG.randrange(200) for _ in range(8 + number)]
+        body = {"token_ids": prompt, "request_id": f"{prompt}"}
+        assert (await router.post("/select_and_reserve", body)).status_code == 200
+
+
+async def test_serve_records_from_its_start_to_the_last_bit(recording, capsys):
+    settings = {"record_to": str(recording), "router_temperature": 0.5}
+    with DirectEngine(1) as engine, DirectEngine(2, ranks=2) as other:
+        async with DirectRouter(**settings).running() as router:
+            for each in (engine, other):
+                await router.register(each)
+            await router.until_exact(1, 2)
+            await ask(router, 20)
+            state = (await router.client.get("/recording")).json()
+            assert (state["recording"], state["is_midway"], state["missing"]) == (True, False, 0)
+            assert (state["file"], state["decisions"]) == (str(recording), 20)
+    status, printed = replayed(capsys, recording)
+    assert "decisions: 20 of 20 equal" in printed
+    assert status == 0
+
+
+async def test_recording_of_a_running_router_can_be_simulated_at_once(tmp_path, capsys):
+    with DirectEngine(1) as engine:
+        async with DirectRouter(data_dir=str(tmp_path)).running() as router:
+            await router.register(engine)
+            await router.until_exact(1)
+            await ask(router, 3)
+            assert not (await router.client.get("/recording")).json()["recording"]
+            for _ in range(2):  # once or again, it records
+                state = (await router.post("/recording", {"recording": True})).json()
+                assert (state["recording"], state["is_midway"]) == (True, True)
+            await ask(router, 5)
+            state = (await router.post("/recording", {"recording": False})).json()
+            assert (state["recording"], state["decisions"], state["waiting_bytes"]) == (False, 5, 0)
+            await ask(router, 1)
+            assert await router.metric("kv_router_recording") == 0
+            refused = await router.post("/recording", {"recording": "yes"})
+            assert refused.status_code == 422
+    file = state["file"]
+    assert main(["simulate", file, "--policies", "recorded"]) == 0
+    assert "5 requests" in capsys.readouterr().out
+    status, printed = replayed(capsys, file)
+    assert "it began in a running router, whose state before is not in it" in printed
+    assert "5 decisions after it are not compared" in printed
+    assert status == 0
+
+
+async def test_router_without_a_file_to_record_to_says_so():
+    async with DirectRouter().running() as router:
+        refused = await router.post("/recording", {"recording": True})
+    assert refused.status_code == 409
+    assert "record_to or data_dir" in refused.json()["error"]

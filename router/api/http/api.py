@@ -24,9 +24,14 @@ from router.core.views import workers as rank_views
 from router.core.views.accuracy import predictions
 from router.core.views.capacity import capacity
 from router.core.views.index import block_holders
-from router.errors import InvalidFieldError
+from router.errors import ConfigError, InvalidFieldError
 from router.ingest.peer_streams import PeerStreams
 from router.observability.metrics import RouterMetrics
+from router.observability.recording import (
+    Recording,
+    RecordingRequest,
+    RecordingUnavailableError,
+)
 from router.protocol.batches import SelectBatch
 from router.protocol.capacity import PoolCapacity
 from router.protocol.catalogue import RouterAnnouncement
@@ -50,8 +55,8 @@ V = TypeVar("V", WorkerView, ScopeLoads, PoolCapacity)
 class Api:
     """The handlers, on the commands of requests and of workers.
 
-    `routers`: lists the routers of this namespace. `settings`: the settings in effect. `streams`:
-    those to other routers without a bus.
+    `routers`: lists the routers of this namespace. `settings`: the settings in effect. `recording`:
+    that of this router. `streams`: those to other routers without a bus.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Api:
         guard: Guard,
         routers: Callable[[], list[RouterAnnouncement]],
         settings: Mapping[str, SettingView],
+        recording: Recording,
         *,
         router_id: int,
         shares_reservations: bool,
@@ -78,6 +84,7 @@ class Api:
         self._metrics = metrics
         self._routers = routers
         self._settings = settings
+        self._recording = recording
 
     def reconfigure(self, bodies: BodyConfig) -> None:
         """Apply changed limits."""
@@ -159,6 +166,22 @@ class Api:
     async def config(self, _: Request) -> Response:
         """Return the settings in effect."""
         return json_answer(self._settings)
+
+    async def recording(self, _: Request) -> Response:
+        """Return the state of the recording of this router."""
+        return json_answer(self._recording.view())
+
+    async def change_recording(self, request: Request) -> Response:
+        """Begin or end a recording of this router."""
+        body = await self._web.body(request, RecordingRequest)
+        if body.recording:
+            try:
+                self._recording.begin(is_midway=True)
+            except ConfigError as error:
+                raise RecordingUnavailableError(str(error)) from error
+        else:
+            await self._recording.finish()
+        return json_answer(self._recording.view())
 
     async def loads(self, request: Request) -> Response:
         """Return the booked load, of all models and routing groups or of one."""

@@ -56,6 +56,7 @@ EXAMPLES: MappingProxyType[str, Any] = MappingProxyType(
             "scheme": "xxh3-64-1337",
         },
         "change_busy_thresholds": {"model": "default", "active_decode_blocks_threshold": 0.9},
+        "change_recording": {"recording": True},
         "potential_loads": _PROMPT,
         "overlap_scores": _PROMPT,
         "query": _PROMPT,

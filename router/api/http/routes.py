@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from router.api.workers import BusyThresholdsReply, ModelThresholds
 from router.core.views.accuracy import Misprediction, Predictions
 from router.core.views.shadow import ShadowReport
+from router.observability.recording import RecordingRequest, RecordingView
 from router.protocol.batches import (
     MAX_SELECTIONS,
     MAX_STEPS,
@@ -287,6 +288,16 @@ ROUTES = (
         ModelThresholds,
         BusyThresholdRequest,
         refusals=BODY,
+    ),
+    Route("GET", "/recording", "recording", "The recording of this router", RecordingView),
+    Route(
+        "POST",
+        "/recording",
+        "change_recording",
+        "Begin or end a recording of every command and decision, for replay and simulation",
+        RecordingView,
+        RecordingRequest,
+        refusals=(*BODY, 409),
     ),
     Route("GET", "/loads", "loads", "Booked load of every rank", list[ScopeLoads], query=_SCOPE),
     Route(

@@ -108,6 +108,8 @@ ADMIN = (
     "GET /busy_threshold",
     "POST /busy_threshold",
     "GET /dashboard/stream",
+    "GET /recording",
+    "POST /recording",
     "GET /shadow",
     "GET /predictions",
     "GET /replica_sync/peers",

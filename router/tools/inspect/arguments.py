@@ -21,7 +21,9 @@ _NO_TOKENS = f"token ids, 0 to {U32_MAX}: a JSON list, or numbers with white spa
 
 def inspect_parser() -> Parser:
     """Return the parser of `kv-router inspect`; `what` is the query."""
-    parser = Parser(prog="kv-router inspect", description="Print the state of a running router.")
+    parser = Parser(
+        prog="kv-router inspect", description="Print the state of a running router, or a recording."
+    )
     add_router(parser)
     parser.add_argument("--json", action="store_true", help="print the router's response as JSON")
     questions = parser.add_subparsers(dest="what", required=True, metavar="QUESTION")
@@ -38,6 +40,8 @@ def inspect_parser() -> Parser:
     block.add_argument(
         "sequence_hash", type=u64, metavar="HASH", help="decimal (signed or unsigned), or 0x…"
     )
+    recording = questions.add_parser("recording", help="what a recording contains; asks no router")
+    recording.add_argument("file", type=Path, metavar="FILE", help="the newest of its files")
     return parser
 
 

@@ -1,14 +1,15 @@
-"""`kv-router inspect`: prints the state of a running router.
+"""`kv-router inspect`: prints the state of a running router, or what a recording contains.
 
     arguments ─▶ RouterClient ─response─▶ report, or JSON
 
-Exit status: 0; 1 if the router is unreachable, or does not know the item; 2 for a wrong command
-line.
+Exit status: 0; 1 if the router is unreachable, or does not know the item, or if the recording is
+unreadable; 2 for a wrong command line.
 """
 
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -22,6 +23,8 @@ from router.tools.inspect.router_client import InspectClient, client_of
 def inspect(arguments: Sequence[str]) -> int:
     """Query the router, print its response, return the exit status."""
     asked = inspect_parser().parse_args(arguments)
+    if asked.what == "recording":
+        return _recording(asked.file, as_json=asked.json)
     client = client_of(asked)
     try:
         sys.stdout.write(_answer(client, asked).rstrip("\n") + "\n")
@@ -34,6 +37,23 @@ def inspect(arguments: Sequence[str]) -> int:
     finally:
         client.close()
     return 0
+
+
+def _recording(path: Path, *, as_json: bool) -> int:
+    """Print what a recording contains, for which no router is asked."""
+    from router.recording.format import RecordingError
+    from router.tools.recordings.parts import OpenRecording
+    from router.tools.recordings.summary import summary_of, summary_report
+
+    try:
+        with OpenRecording(path) as recording:
+            summary = summary_of(recording)
+    except (OSError, RecordingError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        sys.stderr.write(f"kv-router inspect: {path}: {reason}\n")
+        return 1
+    sys.stdout.write((_json(summary) if as_json else summary_report(summary)) + "\n")
+    return int(summary.problem is not None)
 
 
 def _answer(client: InspectClient, asked: Namespace) -> str:

@@ -44,6 +44,8 @@ def load_record_config(arguments: Sequence[str], environment: Mapping[str, str])
     check_router(router, loaded.sources)
     if not config.output:
         raise ConfigError("output", "missing", "a file to write, as --output FILE")
+    if router.observability.record_to:
+        raise ConfigError("record_to", "beside --output", "one of the two; serve --record-to FILE")
     if router.index.event_threads != 1:
         problem = f"{router.index.event_threads}: the timing of threads cannot be replayed"
         raise ConfigError("event_threads", problem, "1")

@@ -4,18 +4,13 @@ from collections.abc import Mapping
 from random import Random
 
 from router.config.core import make_core
-from router.config.router import DECISION_SETTINGS, RouterConfig
+from router.config.router import RouterConfig
 from router.core.core import RouterCore
 from router.errors import ConfigError
 from router.recording.format import Header, RecordingError, Setting
 from router.recording.recorded_core import Record, RecordedCore
 from router.runtime.process.loading import checked
 from router.runtime.process.settings import configured, settings_of
-
-
-def decision_settings(config: RouterConfig) -> dict[str, Setting]:
-    """Return the settings that a header must contain."""
-    return {s.name: s.value for s in settings_of(config) if s.name in DECISION_SETTINGS}
 
 
 def recorded_core(header: Header, record: Record) -> RouterCore:

@@ -1,8 +1,9 @@
 """`kv-router replay`: applies a recording to another core, and compares its decisions.
 
 Exit status: 0; 1 if a decision differs without changed settings, or a line is damaged; 2 for a
-wrong command line, or a file that is not a recording of this version. A truncated recording is
-replayed up to its last complete line.
+wrong command line, a file that is not a recording of this version, or one without a decision. A
+truncated recording is replayed up to its last complete line; one in several files from the first
+that is still there up to the named one.
 """
 
 import sys
@@ -11,26 +12,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from itertools import islice
-from typing import BinaryIO
+from pathlib import Path
 
 from msgspec import json
 
 from router.config.router import RouterConfig
 from router.errors import ConfigError
-from router.recording.format import (
-    LINE_LIMIT_BYTES,
-    Header,
-    Line,
-    RecordingError,
-    Setting,
-    decode_header,
-    decode_lines,
-)
+from router.recording.format import Line, RecordingError, Setting
 from router.recording.replay import Replay
 from router.runtime.process.loading import checked
 from router.tools.recordings import report
 from router.tools.recordings.arguments import replay_parser
 from router.tools.recordings.cores import replayed_core
+from router.tools.recordings.parts import OpenRecording
 from router.tools.recordings.tally import Tally
 
 
@@ -41,12 +35,14 @@ def replay(arguments: Sequence[str]) -> int:
     as_json = given.pop("json")
     settings = checked(RouterConfig, given, "flag")
     try:
-        with open(path, "rb") as file:
-            header = decode_header(file.readline(LINE_LIMIT_BYTES))
-            run = _Run(file, header, settings, speed, limit, as_json=as_json)
+        with OpenRecording(Path(path)) as recording:
+            run = _Run(recording, settings, speed, limit, as_json=as_json)
             if not as_json:
-                _print(report.opening(path, header, settings, version("kv-router")))
-            return run.run()
+                _print(report.opening(path, recording.header, settings, version("kv-router")))
+            status = run.run()
+            if run.is_empty:
+                sys.stderr.write(f"kv-router replay: {path}: {report.EMPTY}\n")
+            return 2 if run.is_empty else status
     except OSError as error:
         raise ConfigError("FILE", f"{path}: {error.strerror}", "a readable recording") from error
     except RecordingError as error:
@@ -55,21 +51,21 @@ def replay(arguments: Sequence[str]) -> int:
 
 
 class _Run:
-    """One replay, from the first line after the header."""
+    """One replay, from the first line after the header. `is_empty`: all of it has no decision."""
 
     def __init__(
         self,
-        file: BinaryIO,
-        header: Header,
+        recording: OpenRecording,
         settings: dict[str, Setting],
         speed: float,
         limit: int,
         *,
         as_json: bool,
     ) -> None:
-        self._replay = Replay(replayed_core(header, settings))
+        self._replay = Replay(replayed_core(recording.header, settings))
         self._tally = Tally()
-        self._file = file
+        self._lines = recording.lines()
+        self.is_empty = False
         self._speed = speed
         self._limit = limit or None
         self._is_rescoring = bool(settings)
@@ -85,6 +81,7 @@ class _Run:
         except RecordingError as error:
             problem = error
         elapsed_s, tally = time.monotonic() - self._start_s, self._tally
+        self.is_empty = is_at_end and not tally.decisions + tally.unproven
         if self._as_json:
             _print(json.encode(report.as_value(self._replay, tally, problem)).decode())
         else:
@@ -103,8 +100,7 @@ class _Run:
 
     def _run_to_end(self) -> bool:
         """Replay all lines; return False if the limit came before the end."""
-        lines = decode_lines(iter(lambda: self._file.readline(LINE_LIMIT_BYTES), b""))
-        for number, line in islice(_paced(lines, self._speed), self._limit):
+        for number, line in islice(_paced(self._lines, self._speed), self._limit):
             compared = self._replay.take(number, line)
             if compared is None:
                 continue

@@ -10,6 +10,8 @@ from router.runtime.process.tables import table
 from router.scheduler.terms import Terms
 from router.tools.recordings.tally import Tally, Totals, cached_tokens
 
+EMPTY = "it has no decision to compare: no caller asked the recorded router"
+
 
 def opening(path: str, header: Header, settings: Mapping[str, Setting], product: str) -> str:
     """Return the origin of a recording, and the changed settings."""
@@ -40,9 +42,11 @@ def closing(
     yield f"{replay.lines:,} lines of {replay.at_s:.1f} s, replayed in {elapsed_s:.2f} s"
     if replay.hole_line is not None:
         yield (
-            f"line {replay.hole_line}: {replay.missing} records are missing, they came faster than "
-            f"they were written; {tally.unproven} decisions after it are not compared"
+            f"line {replay.hole_line}: {_gap(replay)}; {tally.unproven} decisions after it are not "
+            "compared"
         )
+    if replay.cause in ("midway", "rotated"):
+        yield "its traffic can be simulated: kv-router simulate FILE"
     if problem is not None:
         last = f"the {replay.lines:,} lines before it were replayed"
         yield f"{problem}; {last}"
@@ -50,6 +54,15 @@ def closing(
         yield f"the recording was ended: {replay.ended}"
     elif is_at_end:
         yield "the recording has no end: the router still runs, or its last moments are missing"
+
+
+def _gap(replay: Replay) -> str:
+    """Return what is missing in a recording, and why."""
+    if replay.cause == "midway":
+        return "it began in a running router, whose state before is not in it"
+    if replay.cause == "rotated":
+        return f"{replay.missing} records are missing, their part was deleted for newer ones"
+    return f"{replay.missing} records are missing, they came faster than they were written"
 
 
 def equality(tally: Tally) -> Iterator[str]:

@@ -4,19 +4,19 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import BinaryIO
 
 from msgspec import Struct, json
 
 from router.errors import ConfigError
 from router.protocol.values import UNREADABLE
-from router.recording.format import FORMAT, LINE_LIMIT_BYTES, Setting, decode_header, decode_lines
+from router.recording.format import FORMAT, LINE_LIMIT_BYTES, Setting
 from router.simulator.engine_model import EngineModel, llama_8b, llama_70b
 from router.simulator.mooncake import read_mooncake
 from router.simulator.recorded import read_recording
 from router.simulator.scenario import Failure, Incident, SlowDown
 from router.simulator.traces import Trace
 from router.simulator.workloads.registry import WORKLOADS
+from router.tools.recordings.parts import OpenRecording
 from router.tools.simulate.specs import parsed_spec, parsed_specs
 
 PRESETS = {"70b": llama_70b, "8b": llama_8b}
@@ -77,17 +77,13 @@ def load_source(text: str, block_size: int, seed: int) -> Source:
         return Source(workload.trace(block_size, Random(seed)))
     try:
         with Path(text).open("rb") as file:
-            return _read(Path(text).name, file, block_size)
+            first = file.readline(LINE_LIMIT_BYTES)
+            if FORMAT.encode() not in first[:64]:
+                lines = chain([first] if first else [], file)
+                return Source(read_mooncake(Path(text).name, lines, block_size))
+        with OpenRecording(Path(text)) as recording:
+            recorded = read_recording(Path(text).name, recording.lines())
+            return Source(recorded.trace, recorded.models, recording.header.settings)
     except OSError as error:
         allowed = f"a readable file, or a workload: {', '.join(WORKLOADS)}"
         raise ConfigError("trace", f"{text}: {error.strerror}", allowed) from error
-
-
-def _read(name: str, file: BinaryIO, block_size: int) -> Source:
-    first = file.readline(LINE_LIMIT_BYTES)
-    if FORMAT.encode() not in first[:64]:
-        return Source(read_mooncake(name, chain([first] if first else [], file), block_size))
-    header = decode_header(first)
-    lines = iter(lambda: file.readline(LINE_LIMIT_BYTES), b"")
-    recorded = read_recording(name, decode_lines(lines))
-    return Source(recorded.trace, recorded.models, header.settings)

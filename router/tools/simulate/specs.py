@@ -10,9 +10,10 @@ from router.config.core import make_core
 from router.config.router import DECISION_SETTINGS, RouterConfig
 from router.core.core import RouterCore
 from router.errors import ConfigError
+from router.observability.recording import decision_settings
 from router.recording.format import Setting
 from router.runtime.process.loading import checked
-from router.tools.recordings.cores import config_of, decision_settings
+from router.tools.recordings.cores import config_of
 
 T = TypeVar("T")
 

@@ -179,6 +179,7 @@ CONTRADICTIONS = {
     ("policy", "overlap_score_weight"): ("--policy", "cache-aware", "--overlap-score-weight", "0"),
     ("predicted_ttl_s", "use_kv_events"): ("--predicted-ttl-s", "1", "--no-use-kv-events"),
     ("event_threads", "use_kv_events"): ("--event-threads", "2", "--no-use-kv-events"),
+    ("record_to", "event_threads"): ("--record-to", "f", "--event-threads", "2"),
     ("session_affinity_mode", "session_affinity_ttl_s"): ("--session-affinity-mode", "soft"),
     ("redis_url", "session_affinity_ttl_s"): ("--redis-url", "redis://h"),
     ("redis_username", "redis_password_file"): ("--redis-username", "u", *REDIS),

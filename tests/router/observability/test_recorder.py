@@ -6,15 +6,17 @@ import threading
 from io import BytesIO
 
 import pytest
+from msgspec.structs import replace
 
-from router.core.commands import Free, OrderWorker, Select, Tick
-from router.errors import ConfigError
+from router.core.commands import Free, OrderWorker, Select, Tick, UpsertWorker
 from router.observability.recorder import Recorder, RecordingLimits
 from router.protocol.requests import SelectRequest
 from router.recording.entries import Entry, RecordedResult
 from router.recording.format import End, Hole, decode_header, decode_lines
+from router.tools.recordings.parts import OpenRecording
 from support.fleets.recordings import header
 from support.processes.servers import eventually
+from support.values.builders import announcement
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def test_moments_are_relative_and_never_go_back(path, ended):
 @pytest.mark.parametrize("name", ["recording.jsonl", "no/such/folder/recording.jsonl"])
 def test_a_file_that_is_there_is_not_overwritten(tmp_path, ended, name):
     (tmp_path / "recording.jsonl").write_text("precious")
-    with pytest.raises(ConfigError, match="output"):
+    with pytest.raises(OSError, match=name):
         Recorder(tmp_path / name, header(), RecordingLimits(), ended.set)
     assert (tmp_path / "recording.jsonl").read_text() == "precious"
 
@@ -140,17 +142,108 @@ def test_unencodable_command_becomes_a_hole(path, recorder):
     assert read(path) == [Entry(Tick(), 1.0), Hole(1), Entry(Tick(), 2.0), End("stopped")]
 
 
-def test_a_file_that_cannot_grow_ends_it(path, ended):
+def test_a_full_disk_is_survived(path, recorder):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    request = SelectRequest(token_ids=[7] * 9999)
+    long = Entry(Select(request), 0.0, RecordedResult(refused="x"))
     try:
-        recorder = Recorder(path, header(), RecordingLimits(), ended.set)
-        request = SelectRequest(token_ids=[7] * 9999)
-        recorder.take(Entry(Select(request), 0.0, RecordedResult(refused="x")))
-        assert ended.wait(60)
+        recorder.take(long)
+        _until(lambda: recorder.failure)
+        assert recorder.failure.strerror == "File too large"
+        assert path.stat().st_size == 4096
+        recorder.take(Entry(Tick(), 1.0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    recorder.take(Entry(Tick(), 1.0))
+    _until(lambda: not recorder.waiting_bytes)
     recorder.close()
+    assert read(path) == [long, Entry(Tick(), 1.0), End("stopped")]
+    assert recorder.failure is None
+
+
+def test_a_disk_that_stays_full_ends_the_wait(path, ended):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        recorder = Recorder(path, header(), RecordingLimits(), ended.set)
+        recorder.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert recorder.failure.strerror == "File too large"
-    assert (recorder.records, path.stat().st_size) == (1, 4096)
+    assert path.stat().st_size == 100
+
+
+def _until(condition):
+    while not condition():
+        threading.Event().wait(0.01)
+
+
+IN_PARTS = RecordingLimits(max_bytes=40_000, part_bytes=5_000)
+
+
+def in_parts(path, entries, **options):
+    recorder = Recorder(path, header(), IN_PARTS, lambda: None, **options)
+    for entry in entries:
+        recorder.take(entry)
+    recorder.close()
+    return recorder
+
+
+TICKS = [Entry(Tick(), float(i)) for i in range(2000)]
+
+
+def test_parts_are_bounded_and_the_oldest_are_deleted(path):
+    recorder = in_parts(path, TICKS)
+    files = list(path.parent.iterdir())
+    assert recorder.rotations > len(files)
+    assert sum(each.stat().st_size for each in files) <= IN_PARTS.max_bytes
+    assert all(each.stat().st_size <= IN_PARTS.part_bytes for each in files)
+    assert {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}
+    assert recorder.records == 2000
+    last = OpenRecording(path)
+    with last:
+        lines = [line.entry for _, line in last.lines()]
+    assert len(last.paths) == len(files)
+    assert lines[0] == Hole(last.header.before, "rotated")
+    assert lines[1:] == [*TICKS[last.header.before :], End("stopped")]
+
+
+def test_parts_are_read_as_one_file(path):
+    in_parts(path, TICKS[:200])
+    count = len(list(path.parent.iterdir()))
+    assert count > 1
+    with OpenRecording(path) as recording:
+        numbered = list(recording.lines())
+    assert [line.entry for _, line in numbered] == [*TICKS[:200], End("stopped")]
+    assert numbered[-1][0] == 201 + count
+    first = path.with_name(f"{path.name}.1")
+    with OpenRecording(first) as recording:
+        assert [line.entry for _, line in recording.lines()] == TICKS[
+            : len(first.read_bytes().split(b"\n")) - 2
+        ]
+
+
+def test_a_part_without_those_before_has_the_fleet_of_its_start(path):
+    fleet = (announcement(1), announcement(2))
+    in_parts(path, TICKS[:200], renewed=lambda part: replace(part, now_s=7.0, workers=fleet))
+    path.with_name(f"{path.name}.1").unlink()
+    with OpenRecording(path) as recording:
+        lines = [line.entry for _, line in recording.lines()]
+    hole, *workers = lines[:3]
+    assert hole == Hole(recording.header.before, "rotated")
+    assert workers == [Entry(UpsertWorker(each), 7.0) for each in fleet]
+
+
+def test_a_former_recording_is_kept_as_a_part(path):
+    in_parts(path, TICKS[:10])
+    recorder = Recorder(path, header(seed=8), IN_PARTS, lambda: None)
+    recorder.close()
+    assert read(path) == [End("stopped")]
+    assert read(path.with_name(f"{path.name}.1")) == [*TICKS[:10], End("stopped")]
+
+
+def test_an_entry_larger_than_a_part_becomes_a_hole(path):
+    long = Entry(Select(SelectRequest(token_ids=[7] * 9999)), 0.0, RecordedResult(refused="x"))
+    recorder = in_parts(path, [TICKS[0], long, TICKS[1]])
+    assert read(path) == [TICKS[0], Hole(1), TICKS[1], End("stopped")]
+    assert (recorder.records, recorder.missing) == (2, 1)

@@ -47,6 +47,7 @@ from router.indexer.base import ExportedBlocks
 from router.indexer.errors import IndexDisabledError
 from router.indexer.rank_index import SourceFault
 from router.indexer.snapshot import RankSnapshot
+from router.observability.recording import decision_settings
 from router.protocol.catalogue import WorkerLabels
 from router.protocol.commands import NewCommand
 from router.protocol.events import EventBatch
@@ -76,7 +77,7 @@ from router.scheduler.busy import BusyThresholds
 from router.scheduler.policy.registry import builtin_policies
 from router.sequence.active.prompt import prepare
 from router.sequence.rank_table import BUSY
-from router.tools.recordings.cores import decision_settings, recorded_core, replayed_core
+from router.tools.recordings.cores import recorded_core, replayed_core
 from support.fleets.peers import Other
 from support.values.builders import IDENTITY, announcement, report
 

@@ -107,6 +107,8 @@ SECTIONS = {
         ask("/busy_threshold"),
         ask("/busy_threshold", {"model": "llama", "active_decode_blocks_threshold": 0.9}),
         ask("/config", pipe="jq -c .router_temperature"),
+        ask("/recording"),
+        ask("/recording", {"recording": True}, pipe="jq -c .code"),
         ask("/routers"),
         ask("/predictions"),
         ask("/shadow"),

@@ -5,8 +5,6 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-from prometheus_client import CollectorRegistry
-
 from router.config.router import RouterConfig
 from router.forward.config import ForwardConfig
 from router.forward.metrics import POOL_METRICS, PREFILL_METRICS, PREFIX
@@ -14,7 +12,6 @@ from router.forward.picker.metrics import PICKER_METRICS, PickerMetrics
 from router.forward.picker.metrics import PREFIX as PICKER_PREFIX
 from router.forward.prefill.pools import PrefillPools
 from router.forward.service import ForwardService
-from router.observability.recorder import RECORDER_METRICS
 from router.runtime.process.metrics import expose
 from router.runtime.process.settings import configured
 from router.service.router import RouterService
@@ -60,7 +57,7 @@ def families():
             ),
         ]
         registries = [RouterService(config).host.metrics.registry for config in every]
-    registries += [recording(), forwarding()]
+    registries.append(forwarding())
     return {name: told for registry in registries for name, told in _told(registry)}
 
 
@@ -71,13 +68,6 @@ def forwarding():
     PickerMetrics(registry)
     counts = SimpleNamespace(open_streams=0, body_bytes=0, requests=SimpleNamespace(count=0))
     expose(registry, PICKER_PREFIX, PICKER_METRICS, counts)
-    return registry
-
-
-def recording():
-    registry = CollectorRegistry()
-    counts = SimpleNamespace(records=0, written_bytes=0, missing=0, waiting_bytes=0)
-    expose(registry, "kv_router_", RECORDER_METRICS, counts)
     return registry
 
 

@@ -187,7 +187,8 @@ def test_a_recording_cut_off_anywhere_is_replayed_up_to_there(capsys, path):
         said = f"line {line}: the file ends within this line; the {line - 2} lines before it were"
         assert (said in printed) == (not is_whole)
         assert ("has no end" in printed) == is_whole
-        assert status == 0
+        is_empty = is_whole and b'"outcome"' not in recording[:size]
+        assert status == (2 if is_empty else 0)
 
 
 def test_damaged_line_ends_the_replay_with_an_error(capsys, path, life):
@@ -275,3 +276,35 @@ def test_a_recorded_router_has_the_settings_of_others():
     router = config.router
     assert (router.bus.nats_url, router.policy.router_temperature) == ("nats://elsewhere", 0.5)
     assert (config.output, config.seconds) == ("file", 0.0)
+
+
+def test_replay_of_a_recording_without_decisions_is_an_error(capsys, path):
+    recorded = Recorded()
+    recorded.entries += [Entry(Tick(), 1.0), End("stopped")]
+    path.write_bytes(recorded.recording)
+    status, _, said = replay(capsys, path)
+    assert said == (
+        f"kv-router replay: {path}: it has no decision to compare: no caller asked the recorded "
+        "router\n"
+    )
+    assert status == 2
+
+
+def test_inspection_counts_the_contents(capsys, path, life):
+    life.entries += [Hole(3), End("seconds")]
+    path.write_bytes(life.recording)
+    assert main(["inspect", "--json", "recording", str(path)]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["decisions"], summary["ended"]) == (decisions(life), "seconds")
+    assert summary["entries"] == len(life.entries) - 2
+    assert [(gap["missing"], gap["cause"]) for gap in summary["gaps"]] == [(3, "overload")]
+    assert main(["inspect", "recording", str(path)]) == 0
+    assert f"of which {decisions(life)} decisions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("contents", [None, b"", b"foreign"])
+def test_inspection_of_no_recording_is_an_error(capsys, path, contents):
+    if contents is not None:
+        path.write_bytes(contents)
+    assert main(["inspect", "recording", str(path)]) == 1
+    assert str(path) in capsys.readouterr().err
