@@ -58,7 +58,6 @@ class ObservabilityConfig(Struct, frozen=True, kw_only=True):
         about(
             "file that every command and decision is recorded to, from the start, for `kv-router "
             "replay` and `simulate`; it contains prompts; empty: none until POST /recording",
-            COMMON,
             unit="FILE",
         ),
     ] = ""
