@@ -1,24 +1,15 @@
-"""The messages that a picker sends to a gateway, as bytes. Pure."""
+"""The messages that a picker sends to a gateway, as bytes. Pure.
+
+They are few and small: written by hand, they take half the time of generated code, and of long
+bodies, which that copies again and again, a quarter. The numbers of fields are those of
+`wire/kv_router_picker.proto`.
+"""
 
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
 from router.forward.picker.steering import DESTINATION, LB
-from router.forward.picker.wire.kv_router_picker_pb2 import (
-    BodyMutation,
-    BodyResponse,
-    CommonResponse,
-    HeaderMutation,
-    HeadersResponse,
-    HeaderValue,
-    HeaderValueOption,
-    HttpStatus,
-    ImmediateResponse,
-    ProcessingResponse,
-    StreamedBodyResponse,
-    TrailersResponse,
-)
 
 CHUNK_BYTES = 62_000
 """The size of a body's chunks: gateways other than Envoy fail above 30 to 128 KB; all others send
@@ -27,7 +18,7 @@ the same."""
 BOOKING = "x-kv-router-booking"
 """The field of the dynamic metadata with the booking's id, by which access logs name its end."""
 
-_OVERWRITE = 2
+_OVERWRITE = b"\x18\2"
 _STATUSES = frozenset((*range(400, 418), 421, 422, 423, 424, 426, 428, 429, 431, *range(500, 509)))
 """The error statuses that Envoy's enumeration contains and sends."""
 
@@ -55,41 +46,75 @@ class Refusal(Struct, frozen=True):
     headers: Sequence[tuple[bytes, bytes]] = ()
 
 
+def _head(number: int, size_bytes: int) -> bytes:
+    """Return what is before the content of a field: its number below 16, and its length."""
+    if size_bytes < 0x80:
+        return b"%c%c" % (number << 3 | _CONTENT, size_bytes)
+    written = bytearray((number << 3 | _CONTENT,))
+    while size_bytes >= 0x80:
+        written.append(size_bytes & 0x7F | 0x80)
+        size_bytes >>= 7
+    written.append(size_bytes)
+    return bytes(written)
+
+
+_CONTENT = 2
+"""The wire type of texts, bytes and messages."""
+
+
+def _heads(size_bytes: int, *numbers: int) -> bytes:
+    """Return the heads of fields in each other. `numbers`: from the innermost one outwards."""
+    heads = b""
+    for number in numbers:
+        heads = _head(number, size_bytes + len(heads)) + heads
+    return heads
+
+
+def _field(content: bytes, *numbers: int) -> bytes:
+    """Return a field in others; see `_heads`."""
+    for number in numbers:
+        content = _head(number, len(content)) + content
+    return content
+
+
 def routed_headers(route: Route) -> bytes:
     """Return the answer to the headers of a request, whose body follows on its own."""
-    common = CommonResponse(header_mutation=_mutation(route), clear_route_cache=True)
-    answer = ProcessingResponse(request_headers=HeadersResponse(response=common))
-    return _with_metadata(answer, route)
+    return _field(_mutation(route) + _CLEAR_ROUTE_CACHE, 1, 1) + _metadata(route)
 
 
 def routed_body(route: Route) -> bytes:
     """Return the answer to a buffered body, which routes the request."""
-    common = CommonResponse(header_mutation=_mutation(route), clear_route_cache=True)
-    if route.body is not None:
-        common.body_mutation.body = route.body
-    return _with_metadata(ProcessingResponse(request_body=BodyResponse(response=common)), route)
+    body = b"" if route.body is None else _field(route.body, 1, 3)
+    return _field(_mutation(route) + body + _CLEAR_ROUTE_CACHE, 1, 3) + _metadata(route)
 
 
-def _with_metadata(answer: ProcessingResponse, route: Route) -> bytes:
-    fields = answer.dynamic_metadata.fields[LB].struct_value.fields
-    fields[DESTINATION].string_value = route.addresses
+_CLEAR_ROUTE_CACHE = b"\x28\1"
+
+
+def _metadata(route: Route) -> bytes:
+    fields = _field(_DESTINATION + _field(route.addresses.encode(), 3, 2), 1)
     if route.booking:
-        fields[BOOKING].string_value = route.booking
-    return answer.SerializeToString()
+        fields += _field(_BOOKING + _field(route.booking.encode(), 3, 2), 1)
+    return _field(_LB + _field(fields, 5, 2), 1, 8)
 
 
-def _mutation(route: Route) -> HeaderMutation:
-    given = [(DESTINATION, route.addresses.encode()), *route.headers]
-    names = {name for name, _ in given}
-    removed = [name for name in route.removed if name not in names]
-    return HeaderMutation(set_headers=_options(given), remove_headers=removed)
+_DESTINATION, _BOOKING, _LB = (_field(name.encode(), 1) for name in (DESTINATION, BOOKING, LB))
 
 
-def _options(headers: Iterable[tuple[str, bytes]]) -> list[HeaderValueOption]:
-    return [
-        HeaderValueOption(header=HeaderValue(key=name, raw_value=value), append_action=_OVERWRITE)
-        for name, value in headers
-    ]
+def _mutation(route: Route) -> bytes:
+    options = _option(_DESTINATION, route.addresses.encode()) + _options(route.headers)
+    if route.removed:
+        kept = {DESTINATION, *(name for name, _ in route.headers)}
+        options += b"".join(_field(name.encode(), 2) for name in route.removed if name not in kept)
+    return _field(options, 2)
+
+
+def _options(headers: Iterable[tuple[str, bytes]]) -> bytes:
+    return b"".join(_option(_field(name.encode(), 1), value) for name, value in headers)
+
+
+def _option(name: bytes, value: bytes) -> bytes:
+    return _field(_field(name + _field(value, 3), 1) + _OVERWRITE, 1)
 
 
 def body_chunks(body: bytes, *, of_response: bool = False, is_last: bool = True) -> list[bytes]:
@@ -97,20 +122,17 @@ def body_chunks(body: bytes, *, of_response: bool = False, is_last: bool = True)
 
     `is_last`: the last chunk ends the stream; otherwise trailers or further chunks follow.
     """
-    view, starts = memoryview(body), range(0, max(1, len(body)), CHUNK_BYTES)
-    answers = []
-    for start in starts:
-        chunk = bytes(view[start : start + CHUNK_BYTES])
-        streamed = StreamedBodyResponse(body=chunk, end_of_stream=is_last and start == starts[-1])
-        common = CommonResponse(body_mutation=BodyMutation(streamed_response=streamed))
-        answer = BodyResponse(response=common)
-        message = (
-            ProcessingResponse(response_body=answer)
-            if of_response
-            else ProcessingResponse(request_body=answer)
-        )
-        answers.append(message.SerializeToString())
+    view, numbers = memoryview(body), (3, 3, 1, 4 if of_response else 3)
+    answers, last = [], max(0, len(body) - 1) // CHUNK_BYTES * CHUNK_BYTES
+    for start in range(0, last + 1, CHUNK_BYTES):
+        chunk, end = view[start : start + CHUNK_BYTES], _END * (is_last and start == last)
+        head = _head(1, len(chunk))
+        heads = _heads(len(head) + len(chunk) + len(end), *numbers)
+        answers.append(b"".join((heads, head, chunk, end)))
     return answers
+
+
+_END = b"\x10\1"
 
 
 def refused(refusal: Refusal) -> bytes:
@@ -120,19 +142,17 @@ def refused(refusal: Refusal) -> bytes:
         status = 429 if status == 529 else 500 if status >= 500 else 400
     kind = ("content-type", b"application/json")
     headers = _options([kind, *((name.decode(), value) for name, value in refusal.headers)])
-    return ProcessingResponse(
-        immediate_response=ImmediateResponse(
-            status=HttpStatus(code=status),
-            headers=HeaderMutation(set_headers=headers),
-            body=refusal.body,
-            details=f"kv_router_{refusal.code}",
-        )
-    ).SerializeToString()
+    code = bytes((0x08, status & 0x7F | 0x80, status >> 7))
+    parts = (
+        _field(code, 1),
+        _field(headers, 2),
+        _field(refusal.body, 3),
+        _field(f"kv_router_{refusal.code}".encode(), 5),
+    )
+    return _field(b"".join(parts), 7)
 
 
-REQUEST_HEADERS = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
-REQUEST_TRAILERS = ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString()
-RESPONSE_HEADERS = ProcessingResponse(response_headers=HeadersResponse()).SerializeToString()
-RESPONSE_BODY = ProcessingResponse(response_body=BodyResponse()).SerializeToString()
-RESPONSE_TRAILERS = ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString()
+REQUEST_HEADERS, RESPONSE_HEADERS, _, RESPONSE_BODY, REQUEST_TRAILERS, RESPONSE_TRAILERS = (
+    _head(number, 0) for number in range(1, 7)
+)
 """Answers that change nothing."""

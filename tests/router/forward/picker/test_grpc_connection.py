@@ -6,9 +6,13 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 from grpc import aio
+from h2.connection import H2Connection
 
+from router.forward.picker.frames import DATA, WINDOW, frame
 from router.forward.picker.grpc_connection import OK, RESOURCE_EXHAUSTED, GrpcConnection
 from support.processes.servers import eventually
+
+HEAD = [(":method", "POST"), (":scheme", "http"), (":authority", "a")]
 
 
 class Echo:
@@ -165,6 +169,33 @@ async def test_silent_client_is_pinged_and_then_disconnected():
             connection.check_alive()
         await eventually(lambda: not server.connections)
         assert b"kvrouter" in await _all(reader)
+        writer.close()
+
+
+async def test_client_that_does_not_read_is_disconnected():
+    async with serving() as (server, port, _):
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
+        http = H2Connection()
+        http.initiate_connection()
+        http.update_settings({4: 2**30})
+        http.send_headers(1, [*HEAD, (":path", "/test/Echo")])
+        writer.write(http.data_to_send())
+        await eventually(lambda: server.connections)
+        (connection,) = server.connections
+        window = frame(WINDOW, 0, 0, (2**14 + 8).to_bytes(4, "big"))
+        message = b"\0" + (16_379).to_bytes(4, "big") + bytes(16_379)
+
+        async def is_held():
+            writer.write((frame(DATA, 0, 1, message) + window) * 60)
+            await asyncio.sleep(0)
+            return connection.is_held
+
+        await eventually(is_held)
+        connection.check_alive()
+        assert server.connections
+        connection.check_alive()
+        await eventually(lambda: not server.connections)
+        assert server.over == ["lost"]
         writer.close()
 
 
