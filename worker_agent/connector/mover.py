@@ -11,10 +11,12 @@ transfer accesses the engine's blocks after its completion.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from msgspec import Struct
 
+from worker_agent.blocks.changes import PeerSource
 from worker_agent.blocks.names import BlockName
 from worker_agent.connector.device_memory import DeviceMemory
 from worker_agent.connector.slots.protocol import Completion, Operation
@@ -25,6 +27,10 @@ from worker_agent.transfer.copy_stream import DeviceCopy
 
 PIECE_BLOCKS = 1024
 """Blocks of a load that are in host memory at a time, if it is useful as a whole only."""
+
+
+SourceOf: TypeAlias = Callable[[Sequence[bytes]], PeerSource | None]
+"""The peer from which blocks, by identity, are loaded that no tier has; None: there is none."""
 
 
 class _Load(Struct):
@@ -62,7 +68,8 @@ class _Gather(Struct, frozen=True):
 class StackMover:
     """Transfers in progress, by uuid.
 
-    `load_timeout_s`: limit of a load; blocks not loaded by then have failed.
+    `load_timeout_s`: limit of a load; blocks not loaded by then have failed. `source_of`: None
+    without peers.
     """
 
     __slots__ = (
@@ -70,6 +77,7 @@ class StackMover:
         "_device",
         "_gathers",
         "_loads",
+        "_source_of",
         "_stack",
         "_stores",
         "_urgent",
@@ -78,12 +86,19 @@ class StackMover:
         "load_timeout_s",
     )
 
-    def __init__(self, stack: TierStack, device: DeviceMemory, load_timeout_s: float) -> None:
+    def __init__(
+        self,
+        stack: TierStack,
+        device: DeviceMemory,
+        load_timeout_s: float,
+        source_of: SourceOf | None = None,
+    ) -> None:
         self.load_timeout_s = load_timeout_s
         self.changes: list[TierChange] = []
         """Changes of the tiers that have not been taken."""
         self._stack = stack
         self._device = device
+        self._source_of = source_of
         self._loads: dict[int, _Load] = {}
         self._stores: dict[int, _Store] = {}
         self._gathers: deque[_Gather] = deque()
@@ -166,7 +181,11 @@ class StackMover:
         last = first + PIECE_BLOCKS if operation.is_whole else len(operation.names)
         identities = [name.identity for name in operation.names[first:last]]
         loading = self._stack.load(
-            identities, now_s, deadline_s - now_s, is_whole=operation.is_whole
+            identities,
+            now_s,
+            deadline_s - now_s,
+            is_whole=operation.is_whole,
+            source=None if self._source_of is None else self._source_of(identities),
         )
         if loading is None:
             places = range(first, len(operation.blocks))

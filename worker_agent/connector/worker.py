@@ -14,7 +14,7 @@ from torch import Tensor
 
 from router.errors import InvalidFieldError
 from worker_agent.connector.device_memory import DeviceMemory
-from worker_agent.connector.mover import StackMover
+from worker_agent.connector.mover import SourceOf, StackMover
 from worker_agent.connector.slots.errors import RequestKey
 from worker_agent.connector.slots.in_flight import InFlightTransfers
 from worker_agent.connector.slots.progress import Progress
@@ -73,11 +73,17 @@ class ConnectorWorker:
         "counters",
     )
 
-    def __init__(self, stack: TierStack, device: DeviceMemory, load_timeout_s: float) -> None:
+    def __init__(
+        self,
+        stack: TierStack,
+        device: DeviceMemory,
+        load_timeout_s: float,
+        source_of: SourceOf | None = None,
+    ) -> None:
         """Create the worker. `load_timeout_s`: blocks not loaded by then have failed."""
         self.counters = WorkerCounters()
         self._num_blocks = device.num_blocks
-        self._mover = StackMover(stack, device, load_timeout_s)
+        self._mover = StackMover(stack, device, load_timeout_s, source_of)
         self._scheduler = TransferScheduler(Progress(device.layers))
         self._under_way = InFlightTransfers()
         self._finished_s: dict[RequestKey, float] = {}
@@ -290,15 +296,16 @@ def register_kv_caches(
     groups: Sequence[LayoutGroup],
     load_timeout_s: float,
     copy_device: CopyDevice | None = None,
+    source_of: SourceOf | None = None,
 ) -> ConnectorWorker:
     """Return a worker over the engine's own tensors, with the layout that `groups` state.
 
-    `copy_device`: the order of copies and computation; None derives it from the tensors. Raises
-    LayoutError if a tensor differs, and InvalidFieldError if the size of a block differs from the
-    tiers'.
+    `copy_device`: the order of copies and computation; None derives it from the tensors.
+    `source_of`: see `StackMover`. Raises LayoutError if a tensor differs, and InvalidFieldError if
+    the size of a block differs from the tiers'.
     """
     device = DeviceMemory(agent, tensors, groups, copy_device)
     if device.block_bytes != stack.block_bytes:
         reason = f"blocks of {device.block_bytes} bytes"
         raise InvalidFieldError("groups", reason, f"{stack.block_bytes}, the size in the tiers")
-    return ConnectorWorker(stack, device, load_timeout_s)
+    return ConnectorWorker(stack, device, load_timeout_s, source_of)

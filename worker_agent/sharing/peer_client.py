@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from xxhash import xxh3_64_intdigest
 
+from router.protocol.values import Rank
 from router.runtime.security.http_access import ClientTls
 from worker_agent.sharing.blockset import BlockDescriptorList
 from worker_agent.sharing.errors import BlocksetError, PeerError
@@ -18,6 +19,8 @@ from worker_agent.sharing.peer_wire import (
     NONCE_BYTES,
     SERVER,
     Challenge,
+    Find,
+    Found,
     Get,
     GetNamed,
     Go,
@@ -26,6 +29,7 @@ from worker_agent.sharing.peer_wire import (
     PeerRefused,
     Proof,
     Put,
+    Released,
     Sent,
     Taken,
     Welcome,
@@ -93,12 +97,12 @@ class PeerClient:
     """
 
     __slots__ = ("_address", "_is_local", "_line", "_memory", "_timeout_s", "_tls", "_token",
-                 "_worker_id")  # fmt: skip
+                 "_worker_id", "rank")  # fmt: skip
 
     def __init__(
         self,
         address: str,
-        worker_id: int,
+        worker_id: int | None,
         token: bytes,
         *,
         timeout_s: float = 30.0,
@@ -107,8 +111,11 @@ class PeerClient:
         """Create the client, without connecting.
 
         `address`: `tcp://host:port`, or `unix:///path` on this host, over which blocks in shared
-        memory are read by mapping it. `worker_id`: the worker expected at the address.
+        memory are read by mapping it. `worker_id`: the worker expected at the address; None: any
+        that knows the token.
         """
+        self.rank: Rank | None = None
+        """The rank that was connected last."""
         self._address = address
         self._worker_id = worker_id
         self._token = token
@@ -124,11 +131,26 @@ class PeerClient:
         Raises BlocksetError if the owner refuses the request. It raises nothing else: after a
         connection failure the blocks have the outcome FAILED.
         """
-        return self._received(Get(listed, self._is_local), len(listed.block_indices), room)
+        count = len(listed.block_indices)
+        return self._received(Get(listed, self._is_local), count, room, is_leased=True)
 
     def get_named(self, identities: Sequence[bytes], room: Incoming) -> list[BlockResult]:
         """Copy blocks by their identities into `room`; errors are those of `get`."""
         return self._received(GetNamed(list(identities), self._is_local), len(identities), room)
+
+    def find(self, identities: Sequence[bytes]) -> list[int] | None:
+        """Return the places of the blocks that the worker has; None after a connection failure.
+
+        Raises BlocksetError if the owner refuses the request.
+        """
+        try:
+            line = self._ready()
+            line.send(Find(list(identities)))
+            found: Found = _unless_refused(line.receive(Found | PeerRefused))
+        except PeerError:
+            self.close()
+            return None
+        return found.places
 
     def put(self, blocks: Sequence[memoryview], listed: BlockDescriptorList) -> list[BlockResult]:
         """Write our blocks to the target of a write lease. Raises BlocksetError."""
@@ -152,7 +174,9 @@ class PeerClient:
         if line is not None:
             line.close()
 
-    def _received(self, request: Get | GetNamed, count: int, room: Incoming) -> list[BlockResult]:
+    def _received(
+        self, request: Get | GetNamed, count: int, room: Incoming, *, is_leased: bool = False
+    ) -> list[BlockResult]:
         outcomes = [BlockResult.FAILED] * count
         try:
             line = self._ready()
@@ -167,6 +191,8 @@ class PeerClient:
                 self._check_size(sent.block_bytes, room.views)
             for place, is_right in zip(places, self._blocks(line, sent, places, room), strict=True):
                 outcomes[place] = BlockResult.DONE if is_right else BlockResult.CORRUPT
+            if is_leased:
+                line.receive(Released)
         except PeerError:
             self.close()
         room.landed([place for place, each in enumerate(outcomes) if each is BlockResult.DONE])
@@ -229,7 +255,7 @@ class PeerClient:
 
     def _introduce(self, line: Line) -> None:
         challenge = line.receive(Challenge)
-        if challenge.worker_id != self._worker_id:
+        if self._worker_id not in {None, challenge.worker_id}:
             reason = f"worker {challenge.worker_id} listens there, not {self._worker_id}"
             raise PeerError(self._address, reason)
         nonce = os.urandom(NONCE_BYTES)
@@ -238,6 +264,7 @@ class PeerClient:
         if not is_proof(SERVER, self._token, nonce, welcome.proof):
             raise PeerError(self._address, "the server that listens there does not know the token")
         line.authenticate(self._token, nonce + challenge.nonce, is_client=True)
+        self.rank = Rank(challenge.worker_id, challenge.dp_rank)
 
 
 def _unless_refused(answer: Any) -> Any:

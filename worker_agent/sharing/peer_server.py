@@ -29,6 +29,8 @@ from worker_agent.sharing.peer_wire import (
     SERVER,
     VERSION,
     Challenge,
+    Find,
+    Found,
     Get,
     GetNamed,
     Go,
@@ -37,6 +39,7 @@ from worker_agent.sharing.peer_wire import (
     PeerRefused,
     Proof,
     Put,
+    Released,
     Request,
     Sent,
     Taken,
@@ -128,6 +131,13 @@ def held_by_name(
     return parts, left
 
 
+def _check_count(identities: Sequence[bytes]) -> None:
+    """Raise BlocksetError if a request names too many blocks."""
+    if len(identities) > MAX_NAMED_BLOCKS:
+        reason, allowed = f"{len(identities)} blocks", f"at most {MAX_NAMED_BLOCKS}"
+        raise BlocksetError("identities", reason, allowed, rule="too_many_blocks")
+
+
 def give_scattered(line: Line, parts: Sequence[Part], missing: list[int]) -> None:
     """Send the blocks of several sets, or of none, over the socket. Raises PeerError."""
     views: dict[int, tuple[memoryview, int | None]] = {}
@@ -212,8 +222,8 @@ class PeerCounters(Struct):
 class PeerServer:
     """A server that accepts connections from construction to `close`."""
 
-    __slots__ = ("_clock", "_closed", "_guests", "_leases", "_listeners", "_sets", "_threads",
-                 "_timeout_s", "_tls", "_token", "addresses", "counters")  # fmt: skip
+    __slots__ = ("_clock", "_closed", "_dp_rank", "_guests", "_leases", "_listeners", "_sets",
+                 "_threads", "_timeout_s", "_tls", "_token", "addresses", "counters")  # fmt: skip
 
     def __init__(
         self,
@@ -221,7 +231,8 @@ class PeerServer:
         sets: Mapping[int, SharedSet],
         token: bytes,
         *,
-        host: str = "127.0.0.1",
+        dp_rank: int = 0,
+        host: str | None = "127.0.0.1",
         port: int = 0,
         path: Path | None = None,
         tls: ssl.SSLContext | None = None,
@@ -231,9 +242,9 @@ class PeerServer:
     ) -> None:
         """Start listening. Raises PeerError if an address is not available.
 
-        `sets`: by their index in exports. `token`: of the deployment. `path`: of a socket for
-        workers on this host. `timeout_s`: for all data of one request. `max_connections`: of proven
-        peers. `clock`: the one that the leases use.
+        `sets`: by their index in exports. `token`: of the deployment. `host`: None for no port.
+        `path`: of a socket for workers on this host. `timeout_s`: for all data of one request.
+        `max_connections`: of proven peers. `clock`: the one that the leases use.
         """
         self.counters = PeerCounters()
         self._leases = leases
@@ -244,7 +255,8 @@ class PeerServer:
         self._clock = clock
         self._guests = Guests(max_connections, MAX_STRANGERS)
         self._closed = Event()
-        self._listeners = [tcp_listener(host, port)]
+        self._dp_rank = dp_rank
+        self._listeners = [] if host is None else [tcp_listener(host, port)]
         if path is not None:
             self._listeners.append(local_listener(path))
         self.addresses = [address_of(each) for each in self._listeners]
@@ -331,7 +343,7 @@ class PeerServer:
 
     def _is_proven(self, line: Line) -> bool:
         nonce = os.urandom(NONCE_BYTES)
-        line.send(Challenge(self._leases.worker_id, nonce))
+        line.send(Challenge(self._leases.worker_id, nonce, dp_rank=self._dp_rank))
         proof = line.receive(Proof)
         if proof.version != VERSION:
             return self._refuse(line, "version", f"{proof.version} (allowed: {VERSION})")
@@ -368,6 +380,8 @@ class PeerServer:
                     self._give_named(line, request, handed_over)
                 case Put():
                     self._take(line, request)
+                case Find():
+                    self._find(line, request)
         except BlocksetError as error:
             self._refuse(line, error.rule, str(error))
         return True
@@ -378,12 +392,20 @@ class PeerServer:
             unproven = [None] * len(blocks)
             giving = Serving(listed.block_set_idx, self._shared(listed), blocks, [], unproven)
             self._give(line, giving, handed_over if request.may_map else None)
+        line.send(Released())  # As for `Written`: the owner may take the lease back at once.
+
+    def _find(self, line: Line, request: Find) -> None:
+        """Answer which blocks are here, and mark them as used: they are likely to be read next."""
+        _check_count(request.identities)
+        with ExitStack() as held:
+            _, missing = held_by_name(request.identities, self._sets, held)
+        gone = set(missing)
+        places = [place for place in range(len(request.identities)) if place not in gone]
+        line.send(Found(places))
 
     def _give_named(self, line: Line, request: GetNamed, handed_over: set[int]) -> None:
         """Send each block from the first set that has it; sets that can be mapped come first."""
-        if len(request.identities) > MAX_NAMED_BLOCKS:
-            reason, allowed = f"{len(request.identities)} blocks", f"at most {MAX_NAMED_BLOCKS}"
-            raise BlocksetError("identities", reason, allowed, rule="too_many_blocks")
+        _check_count(request.identities)
         with ExitStack() as held:
             parts, missing = held_by_name(request.identities, self._sets, held)
             if len(parts) == 1:

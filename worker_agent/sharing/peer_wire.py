@@ -4,11 +4,13 @@ Messages between two workers that exchange blocks over a socket.
 
 server  Challenge ─▶                    ◀─ Proof        client
         Welcome (its proof), or Refused ─▶
-                                        ◀─ Get, GetNamed, or Put
+                                        ◀─ Get, GetNamed, Put, or Find
         Sent, then blocks ─▶  (Get)
         or Mapped, a file ─▶            ◀─ Taken        (Get on one host: shared memory)
+        Released ─▶                                     (Get under a lease: it is unused again)
         Go ─▶                           ◀─ blocks       (Put)
         Written ─▶
+        Found ─▶                                        (Find)
 
 A message is its length (u32, little-endian) and msgpack. A block is its bytes and their XXH3 (u64),
 sent from and received into its memory directly. Both sides know the number and size of blocks from
@@ -80,8 +82,8 @@ def address_of(listener: socket.socket) -> str:
     return f"tcp://{host}:{name[1]}"
 
 
-VERSION = 2
-"""2: messages and blocks after the greeting have tags."""
+VERSION = 3
+"""2: messages and blocks after the greeting have tags. 3: `Released` ends a `Get`; `Find`."""
 
 
 class Challenge(Struct, frozen=True, tag=True):
@@ -89,6 +91,7 @@ class Challenge(Struct, frozen=True, tag=True):
 
     worker_id: int
     nonce: bytes
+    dp_rank: int = 0
     version: int = VERSION
 
 
@@ -163,6 +166,22 @@ class Taken(Struct, frozen=True, tag=True):
     """The client's confirmation that it has copied the blocks."""
 
 
+class Released(Struct, frozen=True, tag=True):
+    """The server's confirmation that it uses the lease of a `Get` no more."""
+
+
+class Find(Struct, frozen=True, tag=True):
+    """A question which of these blocks, by identity, any set has."""
+
+    identities: list[bytes]
+
+
+class Found(Struct, frozen=True, tag=True):
+    """The places in a `Find` of the blocks that are there; each may be gone a moment later."""
+
+    places: list[int]
+
+
 class Go(Struct, frozen=True, tag=True):
     """The server's permission to send the blocks."""
 
@@ -175,7 +194,7 @@ class Written(Struct, frozen=True, tag=True):
     corrupt: list[int]
 
 
-Request = Get | GetNamed | Put
+Request = Get | GetNamed | Put | Find
 
 
 MAX_MESSAGE_BYTES = 1 << 20

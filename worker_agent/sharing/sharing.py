@@ -53,7 +53,9 @@ class SharingConfig(Struct, frozen=True, kw_only=True):
     """The token of the deployment; it authenticates workers."""
     epoch: int
     """The epoch of this process, larger than any earlier one."""
-    host: str = "127.0.0.1"
+    dp_rank: int = 0
+    host: str | None = "127.0.0.1"
+    """The address of the block server; None: no port."""
     port: int = 0
     """The port of the block server; 0: any."""
     path: Path | None = None
@@ -115,6 +117,7 @@ class BlockSharing:
             self._leases,
             shared,
             config.token,
+            dp_rank=config.dp_rank,
             host=config.host,
             port=config.port,
             path=config.path,

@@ -49,6 +49,8 @@ from worker_agent.sharing.blockset import (
 from worker_agent.sharing.errors import BlocksetError, PeerError
 from worker_agent.sharing.peer_wire import (
     Challenge,
+    Find,
+    Found,
     Get,
     GetNamed,
     Go,
@@ -57,6 +59,7 @@ from worker_agent.sharing.peer_wire import (
     PeerRefused,
     Proof,
     Put,
+    Released,
     Sent,
     Taken,
     Welcome,
@@ -71,10 +74,11 @@ TOKEN, NONCES = b"token", bytes(64)
 _LISTED = BlockDescriptorList(1, 0, Mutability.IMMUTABLE, (0, 1, 7), "lease", 1)
 
 HANDSHAKE = [Challenge(1, bytes(32)), Proof(bytes(32), bytes(32)), Welcome(bytes(32))]
-REQUESTS = [Get(_LISTED, True), GetNamed([bytes(16), b"x" * 16]), Put(_LISTED)]
+_NAMED = [bytes(16), b"x" * 16]
+REQUESTS = [Get(_LISTED, True), GetNamed(_NAMED), Put(_LISTED), Find(_NAMED)]
 REPLIES = [
     Sent([1], 768), Mapped([0], 768, 0, 8192, [0, 768], {0: 7}, True), Taken(), Go(768),
-    Written([2]), PeerRefused("rule", "reason é"),
+    Written([2]), Released(), Found([0, 1]), PeerRefused("rule", "reason é"),
 ]  # fmt: skip
 
 
@@ -286,11 +290,12 @@ TARGETS = [
         _peer_seeds(HANDSHAKE), (PeerError,), "msgpack",
     ),
     Target(
-        "peer_requests", _peer_messages(Get | GetNamed | Put), _peer_seeds(REQUESTS), (PeerError,),
-        "msgpack",
+        "peer_requests", _peer_messages(Get | GetNamed | Put | Find), _peer_seeds(REQUESTS),
+        (PeerError,), "msgpack",
     ),
     Target(
-        "peer_replies", _peer_messages(Sent | Mapped | Taken | Go | Written | PeerRefused),
+        "peer_replies",
+        _peer_messages(Sent | Mapped | Taken | Released | Found | Go | Written | PeerRefused),
         _peer_seeds(REPLIES), (PeerError,), "msgpack",
     ),
     Target(

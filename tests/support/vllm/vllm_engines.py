@@ -163,12 +163,16 @@ class VllmEngine:
     def log_tail(self, lines: int = 40) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
-    async def complete(self, token_ids, max_tokens, cache_salt=None, **extra) -> Completion:
-        """Decode greedily. `extra`: for vLLM alone, such as `kv_cache_report_mode`."""
+    async def complete(
+        self, token_ids, max_tokens, cache_salt=None, source=None, **extra
+    ) -> Completion:
+        """Decode greedily. `source`: of a decision. `extra`: as `kv_cache_report_mode`."""
         body = {
             "model": MODEL_NAME, "prompt": token_ids, "max_tokens": max_tokens, "temperature": 0,
             "ignore_eos": True, "return_token_ids": True, "vllm_xargs": extra,
         }  # fmt: skip
+        if source is not None:
+            body["kv_transfer_params"] = {"source": source}
         return await self._ask("/v1/completions", body, cache_salt)
 
     async def chat(self, messages, max_tokens, cache_salt=None) -> Completion:

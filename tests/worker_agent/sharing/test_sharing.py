@@ -123,6 +123,21 @@ def test_blocks_come_back_as_soon_as_a_put_has_finished(managers):
     here.close(60)
 
 
+@pytest.mark.parametrize("is_local", [False, True])
+def test_blocks_come_back_as_soon_as_a_get_has_finished(managers, tmp_path, is_local):
+    owner, other = managers
+    path = tmp_path / "socket" if is_local else None
+    sharing, here = shared(owner, path=path), shared(other)
+    here.import_remote_blockset(sharing.export_local_blockset())
+    with other.host().allocate(1) as blocks:
+        for _ in range(50):
+            listed = sharing.lease(owner.host().allocate(1), 60.0)
+            assert here.get(here.get_remote_blocks_mutable(encode(listed)), blocks) == [DONE]
+            sharing.take_back(listed).release()
+    sharing.close(60)
+    here.close(60)
+
+
 def test_unknown_block_is_refused(managers):
     owner, other = managers
     sharing = shared(owner)

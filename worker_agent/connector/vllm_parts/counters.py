@@ -9,6 +9,7 @@ from msgspec.structs import asdict
 if TYPE_CHECKING:
     from worker_agent.connector.slots.rank_reports import LeaderCounters, WorkerCounters
     from worker_agent.connector.tier_publisher import TierPublisher
+    from worker_agent.connector.vllm_parts.peer_sharing import PeerCounts
     from worker_agent.tiers.level import TierStatus
 
 Values: TypeAlias = dict[str, dict[str, float]]
@@ -33,7 +34,7 @@ METRICS = (
     Metric("unsaved_blocks", "Blocks that should have been stored and were not"),
     Metric("stray_completions", "Completions of unknown transfers"),
     Metric("lost_transfers", "Transfers not completed before the deadline"),
-    Metric("late_looks", "Lookups in the shared store that did not end in time"),
+    Metric("late_looks", "Lookups in the shared store or at peers that did not end in time"),
     Metric("released_blocks", "Blocks of the engine released from quarantine"),
     Metric(
         "quarantined_blocks", "Blocks of the engine that a lost transfer may access", is_gauge=True
@@ -46,6 +47,15 @@ METRICS = (
     Metric("given_up_loads", "Loads withdrawn by the scheduler half"),
     Metric("dropped_readers", "Readers of tier events that were too slow or too many"),
     Metric("not_accepted", "Connections for tier events that failed before they were served"),
+    Metric("pulled_blocks", "Blocks loaded from other engines"),
+    Metric("pulled_bytes", "Bytes loaded from other engines"),
+    Metric("pull_seconds", "Seconds spent on loading from other engines"),
+    Metric("failed_pulls", "Loads from other engines that ended in a damaged or missing block"),
+    Metric("unanswered_looks", "Lookups that another engine refused, or did not answer in time"),
+    Metric("given_blocks", "Blocks sent to other engines"),
+    Metric("mapped_blocks", "Those of them that were read from shared memory"),
+    Metric("refused_peers", "Connections and requests of other engines that were refused"),
+    Metric("broken_peers", "Connections of other engines that ended unexpectedly"),
     Metric("stored_blocks", "Blocks stored in a tier", by_tier=True),
     Metric("stored_bytes", "Bytes stored in a tier", by_tier=True),
     Metric("store_seconds", "Seconds that a tier spent on storing", by_tier=True),
@@ -112,6 +122,7 @@ def of_worker(
     given_up: int,
     events: "TierPublisher | None",
     tiers: "Sequence[TierStatus]",
+    peers: "PeerCounts",
     *,
     is_first: bool,
 ) -> Values:
@@ -122,12 +133,26 @@ def of_worker(
     counted["given_up_loads"] = given_up
     counted["dropped_readers"] = 0 if events is None else events.dropped_readers
     counted["not_accepted"] = 0 if events is None else events.not_accepted
-    values = _of_no_tier(counted)
+    values = _of_no_tier(counted | _of_peers(peers))
     for status in tiers:
         for name, value in _of_tier(status).items():
             if is_first or name not in _GAUGES:
                 values.setdefault(name, {})[status.tier.name.lower()] = value
     return values
+
+
+def _of_peers(peers: "PeerCounts") -> dict[str, float]:
+    return {
+        "pulled_blocks": peers.pulled.blocks,
+        "pulled_bytes": peers.pulled.bytes,
+        "pull_seconds": peers.pulled.seconds,
+        "failed_pulls": peers.pulled.failed,
+        "unanswered_looks": peers.unanswered,
+        "given_blocks": peers.given.sent_blocks,
+        "mapped_blocks": peers.given.mapped_blocks,
+        "refused_peers": peers.given.refused,
+        "broken_peers": peers.given.broken,
+    }
 
 
 def _of_tier(status: "TierStatus") -> Mapping[str, float]:

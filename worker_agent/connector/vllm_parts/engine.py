@@ -89,14 +89,18 @@ def check_engine(config: Any) -> None:
         value = f"{transfer.kv_load_failure_policy!r}, with which a failed load fails its request"
         raise ConfigError("kv_load_failure_policy", value, _RECOMPUTE)
     if transfer.kv_role != "kv_both":
-        raise ConfigError("kv_role", repr(transfer.kv_role), "kv_both")
+        reason = f"{transfer.kv_role!r}, but every engine of this connector stores and loads"
+        allowed = "kv_both; prefill engines with share_listen, decode engines with share_peers"
+        raise ConfigError("kv_role", reason, allowed)
     if config.speculative_config is not None:
         reason = "a draft's keys and values are written after blocks are stored"
-        raise ConfigError("speculative_config", reason, "none, with this connector")
+        raise ConfigError("speculative_config", reason, "no --speculative-config")
     for field in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         size = getattr(parallel, field, 1)
         if size > 1:
-            raise ConfigError(field, f"{size}: a block is then spread over ranks", "1")
+            flag = f"--{field.replace('_', '-')}"
+            allowed = f"no {flag}: with --tensor-parallel-size each rank stores its part"
+            raise ConfigError(field, f"{size}: a block is then spread over ranks", allowed)
 
 
 def groups_of(cache: Any, kinds: CacheKinds) -> tuple[BlockGroup, ...]:

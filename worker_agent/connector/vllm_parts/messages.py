@@ -6,16 +6,31 @@ scheduler ──Instructions──▶ every worker ──News──▶ scheduler
 import msgspec
 from msgspec import Struct
 
+from router.protocol.values import Rank
 from worker_agent.blocks.names import BlockName
 from worker_agent.connector.slots.protocol import StepPlan, StepReport
 from worker_agent.tiers.stack import TierChange
 
 
 class Lookup(Struct, frozen=True):
-    """A lookup of blocks in the shared store. Those found are reported as changes."""
+    """A lookup of blocks in the shared store, and at other engines.
+
+    `source`: the rank that is said to have them; only it is asked, if it is known.
+    """
 
     number: int
     names: tuple[BlockName, ...]
+    source: Rank | None = None
+
+
+class Looked(Struct, frozen=True):
+    """A finished lookup. Blocks found in the shared store are reported as changes.
+
+    `at_peer`: the places of those that another engine has.
+    """
+
+    number: int
+    at_peer: list[int] = []
 
 
 class GivenUp(Struct, frozen=True):
@@ -40,14 +55,14 @@ class Instructions(Struct, frozen=True):
 class WorkerEvents(Struct, frozen=True):
     """A worker's results of a step, and the changes in its tiers.
 
-    `looked`: numbers of finished lookups. `is_busy`: blocks are still being offloaded.
+    `looked`: finished lookups. `is_busy`: blocks are still being offloaded.
     `is_starting`: persisted blocks of an earlier process are still being recovered.
     """
 
     rank: int
     report: StepReport
     changes: list[TierChange] = []
-    looked: list[int] = []
+    looked: list[Looked] = []
     is_busy: bool = False
     is_starting: bool = False
 

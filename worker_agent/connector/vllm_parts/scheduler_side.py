@@ -65,24 +65,31 @@ class Inventory:
         """Forget all blocks: the tiers are about to be cleared."""
         self._ranks = [MergedTiers() for _ in self._ranks]
 
-    def sources(self) -> list[LowerTier]:
-        """Return the tiers in which slots look for blocks."""
-        return [LowerTier(tier, _ReportedTier(self, tier)) for tier in LOWER_TIERS]
+    def sources(self, looks: RemoteLookups | None = None) -> list[LowerTier]:
+        """Return the tiers in which slots look for blocks; behind all, peers as looked up."""
+        return [LowerTier(tier, _ReportedTier(self, tier, looks)) for tier in LOWER_TIERS]
 
 
 class _ReportedTier:
-    """A tier together with the faster ones, which may alternate within a prompt."""
+    """A tier together with the faster ones, which may alternate within a prompt.
 
-    __slots__ = ("_inventory", "_tier")
+    Peers are beyond the slowest tier.
+    """
 
-    def __init__(self, inventory: Inventory, tier: Tier) -> None:
+    __slots__ = ("_inventory", "_looks", "_tier")
+
+    def __init__(self, inventory: Inventory, tier: Tier, looks: RemoteLookups | None) -> None:
         self._inventory = inventory
         self._tier = tier
+        self._looks = looks if tier is LOWER_TIERS[-1] else None
 
     def match(self, identities: Sequence[bytes]) -> list[int]:
         """Return places for the leading blocks found here. O(blocks found)."""
-        found = takewhile(lambda each: self._inventory.has(each, self._tier), identities)
-        return list(range(sum(1 for _ in found)))
+        return list(range(sum(1 for _ in takewhile(self._has, identities))))
+
+    def _has(self, identity: bytes) -> bool:
+        is_here = self._inventory.has(identity, self._tier)
+        return is_here or (self._looks is not None and self._looks.is_at_peers(identity))
 
     def release(self, blocks: Sequence[int]) -> None:
         """Do nothing: no block is held."""
@@ -128,10 +135,11 @@ class SchedulerSide:
         self._model = facts.model
         self.inventory = Inventory(facts.num_ranks)
         groups = BlockGroups(facts.groups)
-        self.slots = SlotManager(groups, self._naming(), self.inventory.sources())
+        has_looks = bool(settings.tiers.remote_cache_url or settings.peers)
+        self._looks = RemoteLookups(facts.num_ranks) if has_looks else None
+        self.slots = SlotManager(groups, self._naming(), self.inventory.sources(self._looks))
         self.leader = ConnectorLeader(self.slots)
         self._reports = RankReports(facts.num_ranks)
-        self._looks = RemoteLookups(facts.num_ranks) if settings.tiers.remote_cache_url else None
         self._prompts: dict[str, VllmRequest] = {}
         self._given_up: list[GivenUp] = []
         self._forgets = False
@@ -165,7 +173,7 @@ class SchedulerSide:
             return None
         is_known = self.slots.has_slot(key)
         found = self.leader.get_num_new_matched_tokens(prompt.for_leader(is_known), num_computed)
-        if self._is_looked_for(key, num_computed, num_computed + found.tokens, now_s):
+        if self._is_looked_for(prompt, num_computed + found.tokens, now_s):
             return None
         return found
 
@@ -278,11 +286,12 @@ class SchedulerSide:
     def _naming(self, weights: str = "") -> Naming:
         return Naming(self._secret, f"{self._model}/{weights}" if weights else self._model)
 
-    def _is_looked_for(self, key: str, num_computed: int, known_tokens: int, now_s: float) -> bool:
+    def _is_looked_for(self, prompt: VllmRequest, known_tokens: int, now_s: float) -> bool:
         """Return whether workers are still looking up blocks of the prompt that are not known here.
 
         If so, the staged blocks are released, to be staged again together with those found.
         """
+        key, num_computed = prompt.key, prompt.num_computed_tokens
         if self._looks is None or not self.slots.has_slot(key):
             return False
         slot = self.slots.get_slot(key)
@@ -290,7 +299,7 @@ class SchedulerSide:
             return False
         is_new = key not in self._looks
         names = slot.names_behind(num_computed, known_tokens, MAX_BLOCKS) if is_new else ()
-        if not self._looks.look_up(key, names, now_s):
+        if not self._looks.look_up(key, names, now_s, prompt.source):
             return False
         if slot.state is SlotState.ONBOARD_STAGED:
             slot.preempt(self.leader.iteration)

@@ -1,16 +1,19 @@
-"""The settings in `kv_connector_extra_config`: tiers, under the agent's names."""
+"""The settings in `kv_connector_extra_config`: tiers, under the agent's names, and peers."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from msgspec import Struct
 
-from router.errors import ConfigError
+from router.errors import ConfigError, InvalidFieldError
+from router.publisher.batch_order.address import rank_endpoint
 from router.runtime.http_server.config import HttpServerConfig, LogConfig
 from router.runtime.process.loading import checked
+from router.runtime.process.setting_rules import ConflictRule, check_rules
 from router.runtime.process.settings import about, configured, settings_of
 from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
-from worker_agent.config.base import AgentBusConfig, AgentConfig, WorkerConfig
+from worker_agent.config.base import AgentBusConfig, AgentConfig, WorkerConfig, listed
 from worker_agent.config.tiers import TierSettings, check_tiers
 
 SOURCE = "kv_connector_extra_config"
@@ -48,6 +51,72 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True):
             "tiers' contents: tcp://host:port, data-parallel rank r at port + r; empty: none"
         ),
     ] = ""
+    share_listen: Annotated[
+        str,
+        about(
+            "address at which other engines read blocks from host memory: tcp://host:port, "
+            "tensor-parallel rank r at port + r (of data-parallel rank d at port + d × ranks + r), "
+            "or unix:///path on one host; empty: none. Needs block_key_file"
+        ),
+    ] = ""
+    share_peers: Annotated[
+        str | list[str],
+        about(
+            "share_listen of other engines with the same model and ranks, separated by commas or "
+            "a list: blocks that are in none of our tiers are loaded from theirs"
+        ),
+    ] = ""
+
+    @property
+    def peers(self) -> list[str]:
+        """The addresses in `share_peers`."""
+        return listed(self.share_peers)
+
+
+MAX_PEERS = 32
+_UNIX = re.compile(r"unix:///[^\s]+")
+_ADDRESSES = "tcp://host:port, or unix:///path on one host"
+
+
+def rank_address(field: str, address: str, rank: int) -> str:
+    """Return the address of a rank, of that of rank 0. Raises ConfigError naming the field."""
+    if _UNIX.fullmatch(address):
+        return f"{address}-{rank}" if rank else address
+    try:
+        if address.startswith("tcp://"):
+            return rank_endpoint(address, rank, field)
+    except InvalidFieldError as error:
+        raise ConfigError(
+            field, f"{address!r} for rank {rank}: {error.reason}", _ADDRESSES
+        ) from error
+    raise ConfigError(field, f"{address!r} is no address", _ADDRESSES)
+
+
+def _only_keyed(key: str) -> ConflictRule:
+    return ConflictRule(
+        key,
+        "block_key_file",
+        lambda c: bool(getattr(c, key)) and not (c.block_key_file or c.block_key),
+        "engines that share blocks name them, and prove themselves, by the fleet's secret",
+    )
+
+
+_RULES = _only_keyed("share_listen"), _only_keyed("share_peers")
+
+
+def _check_sharing(settings: ConnectorSettings, sources: Mapping[str, str]) -> None:
+    """Raise ConfigError for settings of sharing that are malformed or contradictory."""
+    check_rules(_RULES, settings, sources)
+    if settings.share_listen:
+        rank_address("share_listen", settings.share_listen, 0)
+    for address in settings.peers:
+        rank_address("share_peers", address, 0)
+    tiers = settings.tiers
+    if settings.share_listen and not (tiers.host_cache_blocks or tiers.host_cache_gb):
+        reason = "no host memory to share: blocks on disk are not"
+        raise ConfigError("share_listen", reason, "host_cache_blocks or host_cache_gb as well")
+    if len(settings.peers) > MAX_PEERS:
+        raise ConfigError("share_peers", f"{len(settings.peers)} of them", f"at most {MAX_PEERS}")
 
 
 def connector_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
@@ -58,7 +127,9 @@ def connector_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
     settings = configured(
         ConnectorSettings, **checked(ConnectorSettings, extra, SOURCE, _ELSEWHERE)
     )
-    check_tiers(settings, dict.fromkeys(extra, SOURCE))
+    sources = dict.fromkeys(extra, SOURCE)
+    check_tiers(settings, sources)
+    _check_sharing(settings, sources)
     sizes = ("host_cache_blocks", "host_cache_gb", "disk_cache_blocks", "disk_cache_gb")
     if not any(getattr(settings.tiers, size) for size in sizes):
         reason = f"no tier in memory or on disk ({SOURCE})"

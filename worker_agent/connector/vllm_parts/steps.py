@@ -6,8 +6,11 @@ This module names only the attributes that it reads of vLLM's objects, and impor
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 from msgspec import Struct
 
+from router.protocol.replies import BlockSource
+from router.protocol.values import UNREADABLE, Rank
 from worker_agent.connector.slots.protocol import (
     CachedRequest,
     EngineRequest,
@@ -29,6 +32,8 @@ class VllmRequest(Struct):
     """True if the engine has computed tokens of it."""
     num_computed_tokens: int = 0
     """Number of tokens that the engine had at its last query."""
+    source: Rank | None = None
+    """The rank that has more of its prompt, as a router's decision names it."""
 
     def for_leader(self, is_known: bool) -> EngineRequest:
         """Return the request for the leader, with all its tokens unless the leader knows them."""
@@ -58,7 +63,19 @@ def prompt_of(request: Any) -> VllmRequest | None:
         request.all_token_ids,
         None if lora is None else lora.lora_name,
         request.cache_salt,
+        source=_source_of(request.kv_transfer_params),
     )
+
+
+def _source_of(params: Any) -> Rank | None:
+    """Return `kv_transfer_params.source` of a request; None without a valid one."""
+    if not isinstance(params, Mapping) or params.get("source") is None:
+        return None
+    try:
+        source = msgspec.convert(params["source"], BlockSource)
+    except UNREADABLE:
+        return None
+    return Rank(source.worker_id, source.dp_rank)
 
 
 class _New(Protocol):

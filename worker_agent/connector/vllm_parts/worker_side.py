@@ -8,7 +8,7 @@ Each worker has a stack of tiers in its process, because its part of every block
 All calls are made on the worker's thread; time is an argument.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import pairwise
 
@@ -16,10 +16,18 @@ from torch import Tensor
 
 from router.protocol.values import SCHEME, Identity, Tier
 from router.publisher.batch_order.address import rank_endpoint
+from worker_agent.blocks.changes import PeerSource
 from worker_agent.connector.tier_publisher import TierPublisher
 from worker_agent.connector.vllm_parts.counters import ReportedCounts, Values, of_worker
 from worker_agent.connector.vllm_parts.engine import EngineGeometry, tiers_of
-from worker_agent.connector.vllm_parts.messages import Lookup, WorkerEvents, encoded, instructions
+from worker_agent.connector.vllm_parts.messages import (
+    Looked,
+    Lookup,
+    WorkerEvents,
+    encoded,
+    instructions,
+)
+from worker_agent.connector.vllm_parts.peer_sharing import NO_PEERS, PeerSharing
 from worker_agent.connector.vllm_parts.settings import ConnectorSettings
 from worker_agent.connector.worker import FinishedTransfers, register_kv_caches
 from worker_agent.layout.config import LayoutConfig
@@ -27,15 +35,18 @@ from worker_agent.layout.errors import LayoutError
 from worker_agent.layout.groups import LayoutGroup
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.manager.manager import KvBlockManager
+from worker_agent.sharing.peer_finder import PeerFinder
+from worker_agent.tiers.stack import TierStack
 from worker_agent.transfer.block_tier import BlockTier
 
 
 def distinct(tensors: Mapping[str, Tensor], num_blocks: int) -> dict[str, Tensor]:
-    """Return the tensors without those over the same memory as an earlier one, by address.
+    """Return the tensors without those over the same memory as an earlier one, in their order.
 
-    Layers of several KV cache groups share memory, of which a block belongs to one group at a time.
-    Kernels may use smaller blocks than the engine: the first dimension is then a multiple. Raises
-    LayoutError for tensors that share a part of their memory.
+    The order is that of a block's bytes, which other processes read: it must not depend on
+    addresses. Layers of several KV cache groups share memory, of which a block belongs to one group
+    at a time. Kernels may use smaller blocks than the engine: the first dimension is then a
+    multiple. Raises LayoutError for tensors that share a part of their memory.
     """
     found: dict[int, tuple[str, Tensor]] = {}
     whole = {layer: _in_whole_blocks(each, num_blocks) for layer, each in tensors.items()}
@@ -47,7 +58,7 @@ def distinct(tensors: Mapping[str, Tensor], num_blocks: int) -> dict[str, Tensor
     for (first, before), (layer, tensor) in pairwise(ordered):
         if before.data_ptr() + before.nbytes > tensor.data_ptr():
             raise _shares_a_part(layer, first)
-    return whole if len(found) == len(tensors) else dict(ordered)
+    return dict(found.values())
 
 
 def _in_whole_blocks(tensor: Tensor, num_blocks: int) -> Tensor:
@@ -116,13 +127,68 @@ def _kind(layer: str, shape: tuple[int, ...], num_blocks: int) -> tuple[LayoutKi
     return (LayoutKind.BLOCK_FIRST, 1) if is_first else (LayoutKind.BLOCK_SECOND, 2)
 
 
+class _Lookups:
+    """Lookups in progress, in the shared store and at peers, as far as there are any.
+
+    Invariant: a lookup is finished once both have answered.
+    """
+
+    __slots__ = ("_at_peers", "_finder", "_finished", "_in_store", "_stack")
+
+    def __init__(self, stack: TierStack, finder: PeerFinder | None) -> None:
+        self._stack = stack
+        self._finder = finder
+        self._in_store: dict[int, Future[int] | None] = {}
+        self._at_peers: dict[int, list[int]] = {}
+        self._finished: list[Looked] = []
+
+    def start(self, look: Lookup) -> None:
+        """Start a lookup."""
+        self._in_store[look.number] = self._asked_in_store(look)
+        if self._finder is None:
+            self._at_peers[look.number] = []
+        else:
+            self._finder.ask(look.number, [each.identity for each in look.names], look.source)
+
+    def note_finished(self) -> None:
+        """Note the finished ones, at the beginning of a step.
+
+        Blocks found in the store are then reported with this step's changes at the latest.
+        """
+        if self._finder is not None:
+            self._at_peers.update(self._finder.take_answers())
+        for number, in_store in list(self._in_store.items()):
+            if number in self._at_peers and (in_store is None or in_store.done()):
+                del self._in_store[number]
+                self._finished.append(Looked(number, self._at_peers.pop(number)))
+
+    def take_finished(self) -> list[Looked]:
+        """Return those noted as finished since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def source_of(self, identities: Sequence[bytes]) -> PeerSource | None:
+        """Return the peer to load these blocks from; None if none of them was found at one."""
+        return None if self._finder is None else self._finder.source_of(identities)
+
+    def _asked_in_store(self, look: Lookup) -> "Future[int] | None":
+        if self._stack.store_of(Tier.REMOTE) is None:
+            return None
+        from worker_agent.manager.tiers import found_in  # Imported only if there is a shared tier.
+
+        def find(tier: BlockTier) -> int:
+            return found_in(tier, look.names)
+
+        return self._stack.call(Tier.REMOTE, find)
+
+
 class WorkerSide:
     """The half in one worker. Closing it ends its transfers and releases all memory."""
 
     __slots__ = (
         "_events",
-        "_looked",
-        "_looks",
+        "_lookups",
+        "_peers",
         "_rank",
         "_reported",
         "given_up",
@@ -142,19 +208,25 @@ class WorkerSide:
         groups = layout_groups(tensors, facts.num_blocks, facts.block_size)
         block_bytes = sum(group.config.block_bytes for group in groups)
         self._rank = facts.rank
-        self._looks: dict[int, Future[int]] = {}
-        self._looked: list[int] = []
         self._reported = ReportedCounts()
         self.given_up = 0
         """Number of requests of which the leader withdrew the loads."""
-        self.manager = KvBlockManager(tiers_of(settings, facts, block_bytes))
+        config = tiers_of(settings, facts, block_bytes)
+        self.manager = KvBlockManager(config)
         self._events: TierPublisher | None = None
+        self._peers: PeerSharing | None = None
         try:
+            if settings.share_listen or settings.peers:
+                self._peers = PeerSharing(settings, facts, self.manager, config.model)
             if settings.tier_events and not facts.rank:  # The other ranks hold the same.
                 self._events = _events(settings.tier_events, facts)
             agent, timeout_s = f"{settings.worker.id}", settings.tiers.onboard_timeout_s
             stack = self.manager.stack
-            self.worker = register_kv_caches(agent, stack, tensors, groups, timeout_s)
+            finder = None if self._peers is None else self._peers.finder
+            self._lookups = _Lookups(stack, finder)
+            self.worker = register_kv_caches(
+                agent, stack, tensors, groups, timeout_s, source_of=self._lookups.source_of
+            )
         except BaseException:
             self.close()
             raise
@@ -166,15 +238,12 @@ class WorkerSide:
     def begin(self, message: bytes) -> None:
         """Begin a step with its instructions. Raises InvalidFieldError if it is out of order."""
         received = instructions(message)
-        # Blocks found by a finished lookup are reported with this step's changes at the latest.
-        self._looked += [number for number, answer in self._looks.items() if answer.done()]
-        for number in self._looked:
-            self._looks.pop(number, None)
+        self._lookups.note_finished()
         if received.forgets:
             self.manager.stack.clear(is_shared_kept=True)
         self.worker.bind(received.plan)
         for look in received.looks:
-            self._look(look)
+            self._lookups.start(look)
         for each in received.given_up:
             self.given_up += 1
             self.worker.give_up_load(each.key, each.blocks)
@@ -185,7 +254,7 @@ class WorkerSide:
 
     def take_events(self) -> bytes:
         """Encode the results since the last call."""
-        looked, self._looked = self._looked, []
+        looked = self._lookups.take_finished()
         is_busy = self.worker.under_way > 0 or self.manager.stack.is_storing
         report, changes = self.worker.take_report(), self.worker.take_changes()
         if self._events is not None:
@@ -196,8 +265,9 @@ class WorkerSide:
     def take_counted(self) -> Values:
         """Return the changes of the counters since the last call."""
         tiers, is_first = self.manager.stack.status(), not self._rank
+        peers = NO_PEERS if self._peers is None else self._peers.counts
         counted = of_worker(
-            self.worker.counters, self.given_up, self._events, tiers, is_first=is_first
+            self.worker.counters, self.given_up, self._events, tiers, peers, is_first=is_first
         )
         return self._reported.increases(counted)
 
@@ -205,15 +275,9 @@ class WorkerSide:
         """Close the tiers. Blocking; calling it again has no effect."""
         if self._events is not None:
             self._events.close()
+        if self._peers is not None:
+            self._peers.close()
         self.manager.close()
-
-    def _look(self, look: Lookup) -> None:
-        from worker_agent.manager.tiers import found_in  # Imported only if there is a shared tier.
-
-        def find(tier: BlockTier) -> int:
-            return found_in(tier, look.names)
-
-        self._looks[look.number] = self.manager.stack.call(Tier.REMOTE, find)
 
 
 def _events(address: str, facts: EngineGeometry) -> TierPublisher:

@@ -1,7 +1,6 @@
 """What the connector for vLLM is made of, without vLLM: objects of its shape stand for its own."""
 
 import asyncio
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +13,17 @@ from router.publisher.journal.consolidator import JournalConsolidator
 from router.publisher.journal.journal import EventJournal
 from router.runtime.process.settings import settings_of
 from router.sequence.hashing.tokens import TokenBlockSequence, request_families
+from support.blocks.vllm_halves import (
+    BLOCK_SIZE,
+    HYBRID,
+    NUM_BLOCKS,
+    SETTINGS,
+    Halves,
+    Request,
+    computed,
+    hybrid_computed,
+    step_output,
+)
 from support.processes.servers import eventually, free_port
 from worker_agent.blocks.changes import BlockRemoved, BlockStored, CacheCleared
 from worker_agent.blocks.names import BlockName
@@ -23,7 +33,6 @@ from worker_agent.connector.slots.protocol import Completion, StepPlan, StepRepo
 from worker_agent.connector.vllm_parts.counters import METRICS, of_scheduler, of_worker, together
 from worker_agent.connector.vllm_parts.engine import (
     CacheKinds,
-    EngineGeometry,
     check_engine,
     engine_geometry,
     groups_of,
@@ -31,33 +40,27 @@ from worker_agent.connector.vllm_parts.engine import (
 from worker_agent.connector.vllm_parts.messages import (
     GivenUp,
     Instructions,
+    Looked,
     Lookup,
     WorkerEvents,
     encoded,
     instructions,
     worker_events,
 )
+from worker_agent.connector.vllm_parts.peer_sharing import NO_PEERS
 from worker_agent.connector.vllm_parts.remote_lookups import LOOK_S, RemoteLookups
 from worker_agent.connector.vllm_parts.scheduler_side import (
     QUIET_S,
     START_S,
     Inventory,
-    SchedulerSide,
 )
 from worker_agent.connector.vllm_parts.settings import connector_settings
 from worker_agent.connector.vllm_parts.steps import prompt_of, scheduled_step
-from worker_agent.connector.vllm_parts.worker_side import WorkerSide, distinct, layout_groups
+from worker_agent.connector.vllm_parts.worker_side import distinct, layout_groups
 from worker_agent.layout.errors import LayoutError
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.tiers.stack import TierChange
 
-BLOCK_SIZE, NUM_BLOCKS = 4, 16
-FACTS = EngineGeometry(model="tiny", groups=(BlockGroup(BLOCK_SIZE),), num_blocks=NUM_BLOCKS)
-WINDOW = BlockGroup(BLOCK_SIZE, 6, b"window")
-HYBRID = EngineGeometry(
-    model="tiny", groups=(WINDOW, BlockGroup(BLOCK_SIZE, None, b"full")), num_blocks=NUM_BLOCKS
-)
-SETTINGS = connector_settings({"host_cache_blocks": 32, "onboard_always": True})
 NAMES = [BlockName(bytes([i]) * 16, i) for i in range(4)]
 
 
@@ -71,7 +74,10 @@ def test_tiers_have_the_agent_s_names():
     assert (tiers.host_cache_blocks, tiers.disk_cache_gb, settings.worker.id) == (7, 0.5, 3)
     ours = {each.name for each in settings_of(settings)}
     agents = {each.name for each in settings_of(ReferenceConfig())}
-    assert ours - agents == {"cache_model", "tier_events"}
+    assert ours - agents == {"cache_model", "tier_events", "share_listen", "share_peers"}
+
+
+KEYED = {"host_cache_blocks": 1, "block_key_file": "k"}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +94,16 @@ def test_tiers_have_the_agent_s_names():
             "disk_cache_dir: .* the tier is not configured",
         ),
         ({"remote_cache_url": "redis://x", "host_cache_blocks": 1}, "remote_cache_url: .*secret"),
+        ({"share_listen": "tcp://a:1", "host_cache_blocks": 1}, "share_listen: .*fleet's secret"),
+        ({"share_peers": "tcp://a:1", "host_cache_blocks": 1}, "share_peers: .*fleet's secret"),
+        ({"share_peers": "http://a", **KEYED}, "share_peers: 'http://a' is no address"),
+        ({"share_peers": "tcp://a:0", **KEYED}, "share_peers: 'tcp://a:0' for rank 0: port 0"),
+        ({"share_peers": ["tcp://a:1"] * 33, **KEYED}, "share_peers: 33 of them"),
+        ({"share_listen": "unix://x", **KEYED}, "share_listen: 'unix://x' is no address"),
+        (
+            {"share_listen": "tcp://a:1", "block_key_file": "k", "disk_cache_blocks": 1},
+            "share_listen: no host memory to share",
+        ),
     ],
 )
 def test_invalid_fields_are_named(said, complaint):
@@ -123,7 +139,8 @@ KINDS = CacheKinds((FullAttention,), (SlidingWindow,))
 def engine_config(**said):
     transfer = {"kv_load_failure_policy": "recompute", "kv_role": "kv_both"}
     parallel = {"rank": 1, "world_size": 2, "data_parallel_rank": 3, "tensor_parallel_size": 2,
-                "pipeline_parallel_size": 1, "decode_context_parallel_size": 1}  # fmt: skip
+                "pipeline_parallel_size": 1, "decode_context_parallel_size": 1,
+                "prefill_context_parallel_size": 1}  # fmt: skip
     parts = {
         "kv_transfer_config": transfer,
         "parallel_config": parallel,
@@ -148,16 +165,18 @@ def cache_config(*specs, **said):
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "what_helps"),
     [
-        {"kv_load_failure_policy": "fail"},
-        {"kv_role": "kv_producer"},
-        {"speculative_config": object()},
-        {"decode_context_parallel_size": 2},
+        ({"kv_load_failure_policy": "fail"}, "recompute"),
+        ({"kv_role": "kv_producer"}, "kv_both; prefill engines with share_listen"),
+        ({"kv_role": "kv_consumer"}, "decode engines with share_peers"),
+        ({"speculative_config": object()}, "no --speculative-config"),
+        ({"decode_context_parallel_size": 2}, "no --decode-context-parallel-size"),
+        ({"prefill_context_parallel_size": 2}, "no --prefill-context-parallel-size"),
     ],
 )
-def test_engines_that_it_cannot_serve_are_refused(said):
-    with pytest.raises(ConfigError, match=next(iter(said))):
+def test_engines_that_it_cannot_serve_are_refused_with_what_helps(said, what_helps):
+    with pytest.raises(ConfigError, match=f"^{next(iter(said))}: .*{what_helps}"):
         check_engine(engine_config(**said))
 
 
@@ -238,7 +257,9 @@ def test_layers_of_several_groups_over_one_memory_are_one():
         "window.0": memory[0].view(32, 4),  # Kernels use half a block.
         "window.1": memory[1].view(torch.bfloat16).view(16, 4),
     }
-    assert sorted(distinct(layers, 16)) == ["full.0", "full.1"]
+    for order in (("0", "1"), ("1", "0")):  # whichever has the lower address
+        named = {f"{kind}.{n}": layers[f"{kind}.{n}"] for kind in ("full", "window") for n in order}
+        assert list(distinct(named, 16)) == [f"full.{n}" for n in order]
     assert distinct({"split": memory[0].view(64, 2)}, 16)["split"].shape == (16, 8)
 
 
@@ -263,11 +284,12 @@ def test_messages_come_over_as_they_were():
         TierChange(Tier.DISK, each)
         for each in (BlockStored(NAMES[0]), BlockRemoved(NAMES[1]), CacheCleared())
     ]
-    reported = WorkerEvents(
-        1, StepReport([Completion(7, {3: "late"})], ["r"]), changes, [4], is_busy=True
-    )
+    report, looked = StepReport([Completion(7, {3: "late"})], ["r"]), [Looked(4, [0, 2])]
+    reported = WorkerEvents(1, report, changes, looked, is_busy=True)
     assert worker_events(encoded(reported)) == reported
-    said = Instructions(StepPlan(5, voided=[2]), [Lookup(1, (NAMES[2],))], [GivenUp("r", (1, 2))])
+    said = Instructions(
+        StepPlan(5, voided=[2]), [Lookup(1, (NAMES[2],), Rank(7, 1))], [GivenUp("r", (1, 2))]
+    )
     assert instructions(encoded(said)) == said
 
 
@@ -292,9 +314,11 @@ def test_a_prompt_waits_for_every_worker_to_look_but_not_for_long():
     assert looks.look_up("r", NAMES, 0.0)
     [look] = looks.take()
     assert look.names == tuple(NAMES)
-    looks.answered(0, [look.number, 99])
+    looks.answered(0, [Looked(look.number), Looked(99)])
     assert looks.look_up("r", NAMES, 0.1)
-    looks.answered(1, [look.number])
+    looks.answered(0, [Looked(look.number)])
+    assert looks.look_up("r", NAMES, 0.1)
+    looks.answered(1, [Looked(look.number)])
     assert not looks.look_up("r", NAMES, 0.2)
     assert looks.take() == []
     looks.forget("r")
@@ -303,43 +327,25 @@ def test_a_prompt_waits_for_every_worker_to_look_but_not_for_long():
     assert looks.late == 1
 
 
+def test_a_block_is_at_peers_while_a_request_is_here_for_which_all_workers_found_it():
+    looks = RemoteLookups(num_ranks=2)
+    for key, found in (("a", ([0, 1, 9], [0, 2])), ("b", ([0], [0]))):
+        assert looks.look_up(key, NAMES, 0.0, Rank(7, 0))
+        [look] = looks.take()
+        assert look.source == Rank(7, 0)
+        for rank, places in enumerate(found):
+            assert not looks.is_at_peers(NAMES[1].identity)
+            looks.answered(rank, [Looked(look.number, places)])
+    at_peers = [looks.is_at_peers(each.identity) for each in NAMES]
+    assert at_peers == [True, False, False, False]
+    looks.forget("a")
+    assert looks.is_at_peers(NAMES[0].identity)
+    looks.forget("b")
+    looks.forget("b")
+    assert not looks.is_at_peers(NAMES[0].identity)
+
+
 # ── Both halves, over real tiers ─────────────────────────────────────────────────────────────────
-
-
-@dataclass
-class Request:
-    """As vLLM's has it."""
-
-    request_id: str
-    prompt_token_ids: list
-    lora_request: object = None
-    cache_salt: str | None = None
-    mm_features: list = field(default_factory=list)
-    prompt_embeds: object = None
-    resumable: bool = False
-    skip_reading_prefix_cache: bool = False
-
-    def __post_init__(self):
-        self.all_token_ids = list(self.prompt_token_ids)
-
-
-def step_output(new=(), cached=(), resumed=(), preempted=()):
-    """A step of (key, blocks of each group, computed, scheduled)."""
-    rows = [
-        SimpleNamespace(req_id=key, block_ids=tuple(blocks), num_computed_tokens=computed)
-        for key, blocks, computed, _ in new
-    ]
-    return SimpleNamespace(
-        scheduled_new_reqs=rows,
-        scheduled_cached_reqs=SimpleNamespace(
-            req_ids=[key for key, *_ in cached],
-            new_block_ids=[tuple(blocks) if blocks else None for _, blocks, *_ in cached],
-            num_computed_tokens=[computed for _, _, computed, _ in cached],
-            resumed_req_ids=set(resumed),
-        ),
-        num_scheduled_tokens={key: count for key, _, _, count in (*new, *cached)},
-        preempted_req_ids=set(preempted),
-    )
 
 
 def test_steps_name_the_tokens_that_are_new():
@@ -372,71 +378,12 @@ def test_requests_with_non_token_inputs_are_ignored(said):
     assert prompt_of(request) is None
 
 
-class Halves:
-    """One worker, stepped as vLLM does, in inference mode, as vLLM is."""
-
-    def __init__(self, settings=SETTINGS, facts=FACTS):
-        self.scheduler = SchedulerSide(settings, facts)
-        self.caches = {f"layer.{i}": torch.zeros(NUM_BLOCKS, 2, BLOCK_SIZE, 3) for i in range(2)}
-        shared = {f"window.{i}": self.caches[f"layer.{i}"] for i in range(len(facts.groups) - 1)}
-        self.worker = WorkerSide(settings, facts, self.caches | shared)
-        self.now_s = 0.0
-
-    def step(self, finished=(), **output):
-        self.now_s += 0.01
-        with torch.inference_mode():
-            reported = self.scheduler.instructions(step_output(**output), self.now_s)
-            self.worker.void(reported)
-            self.worker.begin(reported)
-            self.worker.worker.start_load(self.now_s)
-            self.worker.worker.end_step(self.now_s)
-            over = self.worker.finished(finished, self.now_s)
-            errors = self.worker.worker.take_load_errors()
-            self.scheduler.learn([self.worker.take_events()])
-        return over, errors
-
-    def started(self):
-        """The tiers have said that nothing was left of a former life."""
-        while not self.worker.manager.stack.is_probed:
-            self.quiesce()
-        self.step()
-
-    def quiesce(self):
-        for _ in range(2):
-            self.wait()
-            self.step()
-
-    def wait(self):
-        """Until the tiers have done their jobs: steps have a time of their own."""
-        for status in self.worker.manager.stack.status():
-            self.worker.manager.stack.call(status.tier, lambda _: None).result(60)
-
-    def fill(self, blocks):
-        for layer in self.caches.values():
-            layer[blocks] = torch.rand(len(blocks), *layer.shape[1:])
-        return [layer[blocks].clone() for layer in self.caches.values()]
-
-
 @pytest.fixture
 def halves():
     halves = Halves()
     halves.started()
     yield halves
     halves.worker.close()
-
-
-def computed(halves, key="a", blocks=(1, 2, 3)):
-    """A prompt of ten tokens was computed and stored."""
-    halves.scheduler.begin(Request(key, list(range(10))))
-    assert halves.scheduler.matched(key, 0, 0.0).tokens == 0
-    halves.scheduler.allocated(key, [list(blocks)], 0, 0.0)
-    bytes_of = halves.fill(list(blocks))
-    halves.step(new=[(key, [list(blocks)], 0, 10)])
-    assert halves.scheduler.finished(key, halves.now_s)
-    over, _ = halves.step(finished=[key])
-    assert halves.scheduler.still_to_free(over.loaded, over.stored) == {key}
-    halves.quiesce()
-    return bytes_of
 
 
 def test_stored_blocks_are_loaded(halves):
@@ -541,13 +488,13 @@ def test_every_count_is_a_metric(halves):
     first = halves.worker
     of_leader = of_scheduler(halves.scheduler.leader.counters, 0, 0, 0)
     counted = of_leader | of_worker(
-        first.worker.counters, 0, None, first.manager.stack.status(), is_first=True
+        first.worker.counters, 0, None, first.manager.stack.status(), NO_PEERS, is_first=True
     )
     assert set(counted) == {metric.name for metric in METRICS}
     for metric in METRICS:
         assert set(counted[metric.name]) == ({"host"} if metric.by_tier else {""})
     tiers = first.manager.stack.status()
-    of_others = of_worker(first.worker.counters, 0, None, tiers, is_first=False)
+    of_others = of_worker(first.worker.counters, 0, None, tiers, NO_PEERS, is_first=False)
     assert "held_blocks" not in of_others
 
 
@@ -560,20 +507,22 @@ def test_increases_add_up_and_gauges_do_not():
     assert together({}, first) == first
 
 
-def hybrid_computed(halves, key, tokens):
-    """A prompt of ten tokens, of which the window's blocks are overwritten after the step."""
-    halves.scheduler.begin(Request(key, tokens))
-    assert halves.scheduler.matched(key, 0, 0.0).tokens == 0
-    tables = [[4, 5, 6], [1, 2, 3]]
-    halves.scheduler.allocated(key, tables, 0, 0.0)
-    stored = halves.fill([4, 5, 1, 2])
-    halves.step(new=[(key, tables, 0, 10)])
-    halves.fill([4, 5])
-    assert halves.scheduler.finished(key, halves.now_s)
-    over, _ = halves.step(finished=[key])
-    assert halves.scheduler.still_to_free(over.loaded, over.stored) == {key}
-    halves.quiesce()
-    return stored
+SOURCE = {"worker_id": 7, "dp_rank": 1, "blocks": 3, "tier": "host_pinned"}
+
+
+@pytest.mark.parametrize(
+    ("params", "source"),
+    [
+        ({"source": SOURCE}, Rank(7, 1)),
+        ({"source": SOURCE | {"worker_id": -1}}, None),
+        ({"source": [7, 1]}, None),
+        ({"source": None}, None),
+        ("source", None),
+        (None, None),
+    ],
+)
+def test_the_source_of_a_request_is_that_of_a_decision_or_none(params, source):
+    assert prompt_of(Request("r", [1], kv_transfer_params=params)).source == source
 
 
 def test_blocks_of_all_groups_are_loaded_together():

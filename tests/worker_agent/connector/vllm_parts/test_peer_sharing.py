@@ -1,0 +1,274 @@
+"""Two engines' halves that share blocks: whatever happens to the one that has them, the other gets
+right bytes, or is told which blocks to compute, and waits for a bounded time.
+"""
+
+import base64
+import secrets
+import socket
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from threading import Thread
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from router.errors import ConfigError
+from support.blocks.vllm_halves import (
+    FACTS,
+    HYBRID,
+    Halves,
+    Request,
+    computed,
+    hybrid_computed,
+)
+from support.processes.servers import free_port, until
+from worker_agent.connector.vllm_parts.remote_lookups import LOOK_S
+from worker_agent.connector.vllm_parts.scheduler_side import START_S
+from worker_agent.connector.vllm_parts.settings import connector_settings
+from worker_agent.sharing.peer_finder import FIND_S
+
+TOKENS = list(range(10))
+LOADED_S = 5.0
+
+
+@pytest.fixture
+def key(tmp_path):
+    path = tmp_path / "key"
+    path.write_bytes(base64.b64encode(secrets.token_bytes(32)))
+    path.chmod(0o600)
+    return str(path)
+
+
+@contextmanager
+def opened(key, facts=FACTS, **said):
+    """An engine with these settings; its tiers have started."""
+    common = {"host_cache_blocks": 32, "onboard_always": True, "block_key_file": key}
+    halves = Halves(connector_settings(common | said), facts)
+    try:
+        halves.started()
+        yield halves
+    finally:
+        halves.worker.close()
+
+
+@contextmanager
+def pair(key, between=None, **said):
+    """An engine that has the blocks of the prompt, and one that asks it, by this detour if any."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    with ExitStack() as stack:
+        giver = stack.enter_context(opened(key, share_listen=address, name="giver"))
+        stored = computed(giver)
+        peer = address if between is None else stack.enter_context(between(address))
+        yield giver, stack.enter_context(opened(key, share_peers=peer, **said)), stored
+
+
+def matched(halves, request, now_s=0.0):
+    """The tokens that can be loaded, once the lookup has ended; a step passes between the calls."""
+    halves.scheduler.begin(request)
+    answers = []
+
+    def answered():
+        found = halves.scheduler.matched(request.request_id, 0, now_s)
+        halves.step()
+        return answers.append(found) or found is not None
+
+    until(answered)
+    return answers[-1].tokens
+
+
+def load(halves, request, tables, tokens=8):
+    """What becomes of a load into these blocks, and which of them failed."""
+    halves.scheduler.allocated(request.request_id, tables, tokens, halves.now_s)
+    failed, over = set(), []
+
+    def is_over():
+        finished, errors = halves.step()
+        failed.update(errors)
+        return over.extend([finished] if finished.loaded else ()) or over
+
+    until(is_over)
+    return failed
+
+
+def finish(halves, key):
+    halves.scheduler.finished(key, halves.now_s)
+    halves.step(finished=[key])
+    assert len(halves.scheduler.slots) == 0
+    assert not halves.scheduler.leader.counters.refused
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix", "mapped"])
+def test_blocks_of_another_engine_are_loaded(key, tmp_path, way):
+    address = f"tcp://127.0.0.1:{free_port()}" if way == "tcp" else f"unix://{tmp_path}/kv"
+    memory = {"host_cache_dir": str(tmp_path)} if way == "mapped" else {}
+    with (
+        opened(key, share_listen=address, **memory) as giver,
+        opened(key, share_peers=[address], name="other") as here,
+    ):
+        stored = computed(giver)
+        giver.worker.take_counted()
+        here.worker.take_counted()
+        request = Request("b", TOKENS)
+        assert matched(here, request) == 8
+        assert not load(here, request, [[7, 9]])
+        for layer, before in zip(here.caches.values(), stored, strict=True):
+            assert torch.equal(layer[[7, 9]], before[:2])
+        finish(here, "b")
+        pulled, given = here.worker.take_counted(), {}
+        assert pulled["pulled_blocks"] == {"": 2}
+        until(lambda: given.update(giver.worker.take_counted()) or "given_blocks" in given)
+        assert given["given_blocks"] == {"": 2}
+        assert ("mapped_blocks" in given) == (way == "mapped")
+
+
+def test_blocks_of_all_groups_come_from_one_peer(key):
+    address = f"tcp://127.0.0.1:{free_port()}"
+    with (
+        opened(key, HYBRID, share_listen=address) as giver,
+        opened(key, HYBRID, share_peers=address) as here,
+    ):
+        stored = hybrid_computed(giver, "a", TOKENS)
+        request = Request("b", TOKENS)
+        assert matched(here, request) == 8
+        assert not load(here, request, [[12, 13], [10, 11]])
+        for layer, before in zip(here.caches.values(), stored, strict=True):
+            assert torch.equal(layer[[12, 13, 10, 11]], before)
+        finish(here, "b")
+
+
+# ── Faults ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def flipped(data):
+    return data[:100] + bytes([data[100] ^ 1]) + data[101:]
+
+
+@contextmanager
+def detour(address, spoil):
+    """An address that leads to another; whatever comes back as long as a block is spoilt: other
+    bytes, or None to hang up, or a wait.
+    """
+    host, port = address.removeprefix("tcp://").split(":")
+    with ExitStack() as opened_here, socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pump(source, target, change):
+            with suppress(OSError):
+                while data := source.recv(1 << 16):
+                    data = change(data) if len(data) > 150 else data
+                    if data is None:
+                        break
+                    target.sendall(data)
+            for each in (source, target):
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+        def serve():
+            with suppress(OSError):
+                while True:
+                    near = opened_here.enter_context(listener.accept()[0])
+                    far = opened_here.enter_context(socket.create_connection((host, int(port))))
+                    Thread(target=pump, args=(far, near, spoil), daemon=True).start()
+                    Thread(target=pump, args=(near, far, bytes), daemon=True).start()
+
+        server = Thread(target=serve, daemon=True)
+        server.start()
+        yield "tcp://{}:{}".format(*listener.getsockname())
+        listener.shutdown(socket.SHUT_RDWR)
+        server.join(60)
+
+
+@pytest.mark.parametrize("spoil", [flipped, lambda _: None], ids=["forged", "truncated"])
+def test_blocks_changed_on_the_way_are_computed(key, spoil):
+    with pair(key, lambda address: detour(address, spoil)) as (_, here, _):
+        before = [layer.clone() for layer in here.caches.values()]
+        request = Request("b", TOKENS)
+        assert matched(here, request) == 8
+        assert load(here, request, [[7, 9]]) == {7, 9}
+        for layer, untouched in zip(here.caches.values(), before, strict=True):
+            assert torch.equal(layer, untouched)
+        assert here.scheduler.matched("b", 0, 0.0).tokens == 0, "a failed load is not tried again"
+        finish(here, "b")
+        assert here.worker.take_counted()["failed_pulls"] == {"": 1}
+
+
+def test_blocks_that_are_gone_since_they_were_found_are_computed(key):
+    with pair(key) as (giver, here, _):
+        request = Request("b", TOKENS)
+        assert matched(here, request) == 8
+        giver.scheduler.rename("other weights")
+        giver.quiesce()
+        assert load(here, request, [[7, 9]]) == {7, 9}
+        finish(here, "b")
+        assert matched(here, Request("c", TOKENS)) == 0
+
+
+def test_blocks_of_an_engine_that_is_gone_are_computed(key):
+    with pair(key) as (giver, here, _):
+        request = Request("b", TOKENS)
+        assert matched(here, request) == 8
+        giver.worker.close()
+        assert load(here, request, [[7, 9]]) == {7, 9}
+        finish(here, "b")
+        assert matched(here, Request("c", TOKENS)) == 0
+
+
+def test_a_slow_engine_delays_a_load_by_its_timeout(key):
+    def stalled(_):
+        time.sleep(2.0)
+
+    with pair(key, lambda a: detour(a, stalled), onboard_timeout_s=0.2) as (_, here, _):
+        request, began_s = Request("b", TOKENS), time.monotonic()
+        assert matched(here, request) == 8
+        here.now_s = time.monotonic()  # Loads end by the clock.
+        assert load(here, request, [[7, 9]]) == {7, 9}
+        assert time.monotonic() - began_s < 2.0
+        finish(here, "b")
+
+
+def test_a_silent_engine_delays_one_lookup_by_its_timeout(key):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "tcp://{}:{}".format(*silent.getsockname())
+        with opened(key, share_peers=address) as here:
+            began_s = time.monotonic()
+            assert matched(here, Request("a", TOKENS)) == 0
+            assert time.monotonic() - began_s >= FIND_S / 2
+            again_s = time.monotonic()
+            assert matched(here, Request("b", TOKENS)) == 0
+            assert time.monotonic() - again_s < LOOK_S
+            assert here.worker.take_counted()["unanswered_looks"] == {"": 2}
+
+
+def test_a_scheduler_does_not_wait_for_workers_that_do_not_answer(key):
+    with opened(key, share_peers=f"tcp://127.0.0.1:{free_port()}") as here:
+        here.scheduler.begin(Request("a", TOKENS))
+        assert here.scheduler.matched("a", 0, 0.0) is None
+        assert here.scheduler.matched("a", 0, LOOK_S).tokens == 0
+        assert here.scheduler.late_looks == 1
+
+
+@pytest.mark.parametrize("facts", [replace(FACTS, model="other"), replace(FACTS, num_ranks=2)])
+def test_engines_with_other_blocks_cannot_connect(key, facts):
+    """Not even the other rank of the same engine: its part of a block has the same name."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    with opened(key, share_listen=address) as giver, ExitStack() as stack:
+        computed(giver)
+        settings = {"share_peers": address, "host_cache_blocks": 32, "block_key_file": key}
+        here = Halves(connector_settings(settings), facts)
+        stack.callback(here.worker.close)
+        here.scheduler.begin(Request("b", TOKENS))
+        refused = {}
+        for now_s in (0.0, START_S):  # of two ranks there is one
+            assert here.scheduler.matched("b", 0, now_s) is None
+        here.step()
+        until(lambda: refused.update(giver.worker.take_counted()) or "refused_peers" in refused)
+
+
+def test_an_address_in_use_is_refused_at_start(key):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "tcp://{}:{}".format(*taken.getsockname())
+        with (
+            pytest.raises(ConfigError, match=r"share_listen: .*in use"),
+            opened(key, share_listen=address),
+        ):
+            pass

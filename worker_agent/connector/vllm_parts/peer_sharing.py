@@ -1,0 +1,113 @@
+"""The sharing of a worker's host blocks with other engines, and the search for theirs.
+
+ours    WorkerSide ─▶ PeerFinder: at which peer?  ─▶ TierStack.load(source) ─▶ PeerTier ─▶ rows
+theirs  PeerServer ◀─ Find, GetNamed: blocks of the host tier, by name
+"""
+
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from router.errors import ConfigError
+from router.protocol.values import Rank
+from worker_agent.connector.vllm_parts.engine import EngineGeometry
+from worker_agent.connector.vllm_parts.settings import ConnectorSettings, rank_address
+from worker_agent.manager.config import CacheModel
+from worker_agent.manager.manager import KvBlockManager
+from worker_agent.manager.settings import derived_secret
+from worker_agent.sharing.errors import PeerError
+from worker_agent.sharing.peer_client import PeerClient
+from worker_agent.sharing.peer_finder import FIND_S, PeerFinder
+from worker_agent.sharing.peer_server import PeerCounters
+from worker_agent.sharing.peer_tier import PeerTier
+from worker_agent.sharing.sharing import BlockSharing, SharingConfig
+from worker_agent.tiers.offload_lane import EdgeCounters
+from worker_agent.transfer.block_tier import BlockGiver
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+class PeerCounts(Struct, frozen=True):
+    """Counters of blocks loaded from peers and given to them, and of unanswered questions."""
+
+    pulled: EdgeCounters
+    given: PeerCounters
+    unanswered: int
+
+
+NO_PEERS = PeerCounts(EdgeCounters(), PeerCounters(), 0)
+"""The counts of a worker that shares nothing."""
+
+
+class PeerSharing:
+    """A worker's block server, if it listens, and its search at peers.
+
+    The token of both is of the fleet's key and of the blocks' format, rank included: workers whose
+    blocks differ in anything but the tokens cannot connect.
+    """
+
+    __slots__ = ("_load_timeout_s", "_token", "finder", "sharing")
+
+    def __init__(
+        self,
+        settings: ConnectorSettings,
+        facts: EngineGeometry,
+        manager: KvBlockManager,
+        model: CacheModel,
+    ) -> None:
+        """Start to listen, and to load from peers. Raises ConfigError."""
+        key = settings.block_keys.read()
+        assert key is not None, "the settings are checked"
+        fingerprint = model.fingerprint.to_bytes(8, "little")
+        secret = derived_secret(key, b"kv sharing")
+        self._token = blake2b(fingerprint, key=secret, digest_size=32).digest()
+        self._load_timeout_s = settings.tiers.onboard_timeout_s
+        addresses = [rank_address("share_peers", each, facts.rank) for each in settings.peers]
+        listen = settings.share_listen
+        if listen:
+            number = facts.dp_rank * facts.num_ranks + facts.rank
+            listen = rank_address("share_listen", listen, number)
+        config = _sharing_config(listen, self._token, facts.dp_rank)
+        try:
+            self.sharing = BlockSharing(manager, model, config)
+        except PeerError as error:
+            raise ConfigError("share_listen", str(error), "an address to listen at") from error
+        self.finder = PeerFinder(addresses, self._asking)
+        if addresses:
+            manager.stack.connect_peers(self._loading)
+
+    @property
+    def counts(self) -> PeerCounts:
+        """The counters since the start."""
+        return PeerCounts(self.sharing.pulled, self.sharing.counters, self.finder.unanswered)
+
+    def close(self) -> None:
+        """Stop sharing; calling it again has no effect."""
+        self.finder.close()
+        self.sharing.close(CLOSE_TIMEOUT_S)
+
+    def _asking(self, address: str) -> PeerClient:
+        return PeerClient(address, None, self._token, timeout_s=FIND_S)
+
+    def _loading(self, rank: Rank, addresses: Sequence[str]) -> BlockGiver:
+        [address] = addresses
+        timeout_s = self._load_timeout_s
+        client = PeerClient(address, rank.worker_id, self._token, timeout_s=timeout_s)
+        return PeerTier(f"worker {rank} at {address}", client)
+
+
+def _sharing_config(listen: str, token: bytes, dp_rank: int) -> SharingConfig:
+    at = urlsplit(listen)
+    is_tcp = at.scheme == "tcp"
+    return SharingConfig(
+        token=token,
+        epoch=time.time_ns(),
+        dp_rank=dp_rank,
+        host=at.hostname if is_tcp else None,
+        port=at.port or 0,
+        path=Path(at.path) if at.scheme == "unix" else None,
+    )
