@@ -26,11 +26,11 @@ _STREAMS: Rows = {
     "missed_frames": counter(
         "Frames that slow dashboards missed; the complete state follows", "missed"
     ),
-    "seconds": counter("CPU time spent on frames; at most 2 % of a core", "spent_s"),
+    "seconds": counter("CPU time spent on frames and samples; at most 2 % of a core", "spent_s"),
 }
 _DECISIONS: Rows = {
-    "shown_decisions": counter("Decisions shown", "number"),
-    "skipped_decisions": counter("Decisions not shown while a dashboard was connected", "skipped"),
+    "shown_decisions": counter("Decisions sampled for the dashboard", "number"),
+    "skipped_decisions": counter("Decisions not sampled for the dashboard", "skipped"),
 }
 
 
@@ -50,15 +50,12 @@ class Dashboard:
         watch: DecisionObserver,
     ) -> None:
         self._board = Board(name, core, status, lambda: metrics.decisions.totals, timeline)
-        self._watch = watch
-        self.streams = Streams(self._board, max_streams, self._attend)
-        self.pages = Pages(bodies, commands, self.streams, PromptTokenizer(core, Random()), metrics)
+        self.streams = Streams(self._board, max_streams, self._board.feed.watch)
+        watch.onlooker = self._take if max_streams else None
+        tokenizer, decisions = PromptTokenizer(core, Random()), self._board.decisions
+        self.pages = Pages(bodies, commands, self.streams, decisions, tokenizer, metrics)
         expose(metrics.registry, "kv_router_dashboard_", _STREAMS, self.streams)
         expose(metrics.registry, "kv_router_dashboard_", _DECISIONS, self._board.feed)
-
-    def _attend(self, *, is_watched: bool) -> None:
-        """Sample decisions only while there is a viewer."""
-        self._watch.onlooker = self._take if is_watched else None
 
     def _take(self, command: str, request: SelectRequest, placement: Placement) -> None:
         self._board.feed.take(command, request, placement, time.monotonic(), time.time())

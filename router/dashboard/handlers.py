@@ -5,6 +5,7 @@ The page's own routes, which are no public interface.
 They change with the page, and are not listed in `/docs`.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from starlette.exceptions import HTTPException
 from router.api.caller_commands import Preview
 from router.api.commands import Commands
 from router.api.http.routes import BODY, Route
-from router.api.http.web import Web, json_answer
+from router.api.http.web import Web, json_answer, json_bytes
 from router.core.views.decisions import LoggedDecision
 from router.dashboard.page_files import PageFile, page_files
 from router.dashboard.streams import EventStream, Streams
@@ -59,6 +60,7 @@ PAGE_ROUTES = (
     Route("GET", "/", "page", "The dashboard", Any),
     Route("GET", "/dashboard/files/{name}", "file", "A dashboard file", Any, refusals=(404,)),
     Route("GET", "/dashboard/stream", "stream", "Frames of the dashboard", Any, refusals=(503,)),
+    Route("GET", "/dashboard/decisions", "decisions", "Remembered decisions", Any),
     Route(
         "POST",
         "/dashboard/look",
@@ -78,19 +80,21 @@ SHOWN_TOKENS = 16
 
 
 class Pages:
-    """The handlers of `PAGE_ROUTES`."""
+    """The handlers of `PAGE_ROUTES`. `decisions`: returns the remembered ones, encoded."""
 
     def __init__(
         self,
         bodies: BodyConfig,
         commands: Commands,
         streams: Streams,
+        decisions: Callable[[], bytes],
         tokenizing: PromptTokenizer,
         metrics: RouterMetrics,
     ) -> None:
         self._web = Web("dashboard", PAGE_ROUTES, bodies, metrics)
         self._commands = commands
         self._streams = streams
+        self._decisions = decisions
         self._tokenizing = tokenizing
         self._files = page_files()
 
@@ -117,6 +121,10 @@ class Pages:
         """Return the stream of frames, which ends once its token no longer admits it."""
         stream = self._streams.join(partial(is_still_admitted, request.scope))
         return EventStream(self._streams, stream)
+
+    async def decisions(self, _: Request) -> Response:
+        """Return all remembered decisions, oldest first."""
+        return json_bytes(self._decisions())
 
     async def look(self, request: Request) -> Response:
         """Return the placement of a prompt, without a reservation."""

@@ -8,8 +8,9 @@ The viewers' streams, and the task that feeds them: one frame a second, equal fo
 
 A stream ends at the next frame after its token was removed, expired, or lost its scope.
 
-Without viewers the task sleeps. It never takes more than `SHARE` of a core: if a frame takes long,
-the interval grows.
+Without viewers the board is looked at every `UNWATCHED_S`, so that it remembers what happened, and
+nothing is encoded. The task never takes more than `SHARE` of a core: if a look takes long, the
+interval grows.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from router.dashboard.page_files import SECURITY_HEADERS
 from router.errors import KvRouterError
 
 INTERVAL_S = 1.0
+UNWATCHED_S = 5.0
 SHARE = 0.02
 
 
@@ -107,13 +109,18 @@ class Streams:
         if self._is_closed or len(self._streams) >= self.most:
             raise TooManyStreamsError(self.most)
         stream = Stream(is_admitted)
+        if not self._streams:
+            self._attend(is_watched=True)
         self._streams.add(stream)
         self._subscribed.set()
         return stream
 
     def leave(self, stream: Stream) -> None:
-        """Remove a viewer."""
-        self._streams.discard(stream)
+        """Remove a viewer; without effect if it is removed already."""
+        if stream in self._streams:
+            self._streams.remove(stream)
+            if not self._streams:
+                self._attend(is_watched=False)
 
     def close(self) -> None:
         """End all streams, and accept no more."""
@@ -122,19 +129,22 @@ class Streams:
             stream.put(b"")
 
     async def run(self) -> None:
-        """Produce frames while there are viewers, until cancelled."""
-        while True:
-            await self._subscribed.wait()
-            self._attend(is_watched=True)
-            while self._streams:
-                taken_s = await self._look()
-                await asyncio.sleep(max(INTERVAL_S, taken_s / SHARE))
+        """Look at the board, and produce frames for viewers, until cancelled."""
+        while self.most:
             self._subscribed.clear()
-            self._attend(is_watched=False)
-            self._board.rest()
+            taken_s = await self._look()
+            await self._rest(taken_s / SHARE)
+
+    async def _rest(self, least_s: float) -> None:
+        """Wait until the next look: for a time, or without viewers for the first one."""
+        if self._streams:
+            await asyncio.sleep(max(INTERVAL_S, least_s))
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._subscribed.wait(), max(UNWATCHED_S, least_s))
 
     async def _look(self) -> float:
-        """Produce one frame; return the CPU time spent."""
+        """Look at the board once; return the CPU time spent."""
         spent_s, before_s = 0.0, time.thread_time()
         for _ in self._board.look(time.monotonic()):
             spent_s += time.thread_time() - before_s
@@ -146,6 +156,9 @@ class Streams:
         return spent_s
 
     def _publish(self, at: float) -> None:
+        if not self._streams:
+            self._board.sample(time.monotonic(), at)
+            return
         frame = event(self._board.frame(time.monotonic(), at))
         whole: bytes | None = None
         for stream in self._streams:

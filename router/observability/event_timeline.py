@@ -11,7 +11,10 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-CAPACITY = 256
+FAULTS = 200
+OTHERS = 100
+"""The limits of entries: of faults and warnings, which others do not displace, and of others."""
+
 AGAIN_S = 10.0
 """Interval within which a repeated event counts as the same entry, in seconds."""
 
@@ -37,34 +40,37 @@ class TimelineEntry(Struct, frozen=True):
 
 
 class EventTimeline:
-    """The last `CAPACITY` entries; the oldest are dropped. `clock`: seconds since 1970."""
+    """The last `FAULTS` and `OTHERS`; the oldest are dropped. `clock`: seconds since 1970."""
 
-    __slots__ = ("_clock", "_entries", "_revision")
+    __slots__ = ("_clock", "_faults", "_others", "_revision")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._entries: OrderedDict[tuple[str, str, str], TimelineEntry] = OrderedDict()
+        self._faults: OrderedDict[tuple[str, str, str], TimelineEntry] = OrderedDict()
+        self._others: OrderedDict[tuple[str, str, str], TimelineEntry] = OrderedDict()
         self._revision = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._faults) + len(self._others)
 
     def note(self, kind: str, severity: Severity, about: object, text: str, count: int = 1) -> None:
         """Add `count` occurrences of an event. O(1)."""
         at, key = self._clock(), (kind, str(about), text)
         self._revision += 1
-        known = self._entries.pop(key, None)
+        is_fault = severity in ("fault", "warning")
+        entries, most = (self._faults, FAULTS) if is_fault else (self._others, OTHERS)
+        known = entries.pop(key, None)
         if known is not None and at - known.at < AGAIN_S:
-            self._entries[key] = replace(
-                known, revision=self._revision, at=at, count=known.count + count
-            )
+            entries[key] = replace(known, revision=self._revision, at=at, count=known.count + count)
             return
-        self._entries[key] = TimelineEntry(
+        entries[key] = TimelineEntry(
             self._revision, self._revision, at, kind, severity, str(about), text, count
         )
-        if len(self._entries) > CAPACITY:
-            self._entries.popitem(last=False)
+        if len(entries) > most:
+            entries.popitem(last=False)
 
     def since(self, revision: int) -> Iterable[TimelineEntry]:
         """Return entries added or changed since `revision`, oldest first; 0: all. O(entries)."""
-        return [each for each in self._entries.values() if each.revision > revision]
+        entries = (*self._faults.values(), *self._others.values())
+        newer = (each for each in entries if each.revision > revision)
+        return sorted(newer, key=lambda each: each.revision)

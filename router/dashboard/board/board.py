@@ -9,13 +9,20 @@ from msgspec import json
 
 from router.core.core import RouterCore
 from router.core.views.accuracy import Misprediction, findings, sentence
-from router.dashboard.board.decision_feed import DecisionFeed, SeenDecision
+from router.dashboard.board.decision_feed import SHOWN, DecisionFeed, SeenDecision
 from router.dashboard.board.frames import Columns, Frame, Point, Prefixes, Totals
+from router.dashboard.board.hit_window import HitWindow
 from router.dashboard.board.table import RANK_COLUMNS, WORKER_COLUMNS, Table
 from router.observability.event_timeline import EventTimeline
 from router.observability.health import ServiceStatus
 
-HISTORY_POINTS = 300
+HISTORY_S = 900.0
+HISTORY_POINTS = 900
+"""The time for which samples are kept, and their number at most; about 0.2 MB."""
+
+MEAN_S = 10.0
+"""Rates are means over this time."""
+
 PREFIXES = 8
 MISPREDICTED = 16
 FADE_S = 600.0
@@ -51,15 +58,22 @@ class Board:
         self._revision = 0
         self._number = 0
         self._mispredicted: list[Misprediction] = []
-        self._last: tuple[float, int] | None = None
+        self._counted: deque[tuple[float, int]] = deque()
+        self._hits = HitWindow(0.0)
+        self._placed = (0, 0)
+        self._totals: Totals | None = None
         self._fades_s = inf
 
-    def rest(self) -> None:
-        """Drop all state that would become stale while there is no viewer."""
-        self._table.clear()
-        self.feed.forget_waiting()
+    def sample(self, now_s: float, at: float) -> None:
+        """Keep a sample, without a viewer: one that comes later gets the complete state. O(1)."""
+        self._note(now_s, at)
+        self._table.take_changed()
+        self._table.take_gone()
         self._seen.clear()
-        self._last = None
+
+    def decisions(self) -> bytes:
+        """Return all remembered decisions, oldest first. O(decisions)."""
+        return json.encode(list(self.feed.kept))
 
     def look(self, now_s: float) -> Iterator[None]:
         """Read changes of the core, in slices of a millisecond at most."""
@@ -76,8 +90,7 @@ class Board:
 
     def frame(self, now_s: float, at: float) -> bytes:
         """Return the changes since the last frame. O(changes + ranks)."""
-        totals = self._totals()
-        self._history.append(self._point(totals, now_s, at))
+        totals = self._note(now_s, at)
         workers, ranks = self._table.take_changed()
         gone_workers, gone_ranks = self._table.take_gone()
         events = list(self._timeline.since(self._revision))
@@ -104,18 +117,19 @@ class Board:
 
     def whole(self, at: float) -> bytes:
         """Return the complete state as of the last frame, for a new viewer. O(ranks)."""
+        assert self._totals is not None
         return json.encode(
             Frame(
                 number=self._number,
                 at=at,
-                totals=self._totals(),
+                totals=self._totals,
                 is_whole=True,
                 router=self._name,
                 version=version("kv-router"),
                 columns=_COLUMNS,
                 workers=list(self._table.workers.values()),
                 ranks=list(self._table.ranks.values()),
-                decisions=list(self.feed.kept),
+                decisions=list(self.feed.kept)[-SHOWN:],
                 skipped=self.feed.skipped,
                 events=[e for e in self._timeline.since(0) if e.revision <= self._revision],
                 prefixes=self._prefixes(),
@@ -137,11 +151,16 @@ class Board:
     def _prefixes(self) -> Prefixes:
         return Prefixes(self.feed.prefixes.decisions, self.feed.prefixes.top(PREFIXES))
 
-    def _totals(self) -> Totals:
+    def _predicted(self, prompt_tokens: int, predicted_tokens: int, now_s: float) -> float | None:
+        """Return the recent hit rate that was predicted, given the totals so far."""
+        before, self._placed = self._placed, (prompt_tokens, predicted_tokens)
+        self._hits.note(prompt_tokens - before[0], predicted_tokens - before[1], None, now_s)
+        return self._hits.predicted
+
+    def _read_totals(self, now_s: float) -> Totals:
         core, status = self._core, self._status
         readiness = status.readiness(core)
         decisions, prompt_tokens, predicted_tokens = self._decided()
-        predicted, actual = self._table.hits()
         return Totals(
             ready=readiness.is_ready,
             reasons=readiness.reasons,
@@ -155,15 +174,25 @@ class Board:
             decisions=decisions,
             prompt_tokens=prompt_tokens,
             predicted_cached_tokens=predicted_tokens,
-            predicted_hits=predicted,
-            actual_hits=actual,
+            predicted_hits=self._predicted(prompt_tokens, predicted_tokens, now_s),
+            actual_hits=self._table.actual_hits(),
         )
 
+    def _note(self, now_s: float, at: float) -> Totals:
+        """Add a point to the history; return its totals."""
+        totals = self._totals = self._read_totals(now_s)
+        while self._history and self._history[0].at < at - HISTORY_S:
+            self._history.popleft()
+        self._history.append(self._point(totals, now_s, at))
+        return totals
+
     def _point(self, totals: Totals, now_s: float, at: float) -> Point:
-        before_s, before = self._last or (now_s, totals.decisions)
-        self._last = (now_s, totals.decisions)
-        passed_s = now_s - before_s
-        per_s = (totals.decisions - before) / passed_s if passed_s > 0 else 0.0
+        counted = self._counted
+        counted.append((now_s, totals.decisions))
+        while len(counted) > 2 and counted[1][0] <= now_s - MEAN_S:
+            counted.popleft()
+        passed_s = now_s - counted[0][0]
+        per_s = (totals.decisions - counted[0][1]) / passed_s if passed_s > 0 else 0.0
         return Point(
             round(at, 1),
             round(per_s, 2),

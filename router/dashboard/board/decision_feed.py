@@ -1,6 +1,6 @@
 """A sample of the decisions for the dashboard, taken when made and explained afterwards.
 
-Without a viewer no decision is sampled, and no time is spent.
+Without a viewer the sample is smaller, so that the last `KEPT` decisions reach further back.
 """
 
 from collections import deque
@@ -17,11 +17,18 @@ from router.scheduler.terms import OVERLAP_REMOTE
 from router.sequence.rank_table import EAGLE
 
 PER_S = 4.0
+UNWATCHED_PER_S = 0.25
 WAITING = 8
 """The limit of decisions that wait to be explained; those beyond it are skipped."""
 
-KEPT = 32
-"""The number of decisions shown to a new viewer."""
+BURST = 4
+"""The decisions sampled at once after a pause; without a viewer, `WAITING`."""
+
+KEPT = 200
+"""The number of decisions that are remembered; about 3 MB of them, where there are 8 candidates."""
+
+SHOWN = 32
+"""Those of them in a new viewer's first frame; it requests the others."""
 
 CANDIDATES = 8
 """The number of candidates shown: the chosen one, and the cheapest of the others."""
@@ -48,13 +55,15 @@ class _Taken(Struct, frozen=True, eq=False):
 class DecisionFeed:
     """A sampler of decisions, at most `PER_S` per second; it counts the skipped ones.
 
-    `predicted`: per rank, the prompt tokens of all decisions, and those of them predicted to be
-    cached, since they were last taken.
+    `kept`: the last ones, oldest first. `is_watched`: there is a viewer. `predicted`: per rank, the
+    prompt tokens of all decisions, and those of them predicted to be cached, since they were last
+    taken; counted for viewers alone.
     """
 
     __slots__ = (
         "_due_s",
         "_taken",
+        "is_watched",
         "kept",
         "number",
         "predicted",
@@ -65,6 +74,7 @@ class DecisionFeed:
     def __init__(self) -> None:
         self._due_s = 0.0
         self._taken: deque[_Taken] = deque()
+        self.is_watched = False
         self.kept: deque[SeenDecision] = deque(maxlen=KEPT)
         self.number = self.skipped = 0
         self.prefixes = HotPrefixes()
@@ -80,15 +90,13 @@ class DecisionFeed:
         """
         if request.pinned_worker is not None and command == "select":
             return
-        prompt, row = placement.prompt, placement.choice.table.values[placement.choice.index]
-        counted = self.predicted.setdefault(placement.rank, [0, 0])
-        counted[0] += prompt.isl_tokens
-        cached_blocks = prompt.cached_blocks(int(row[OVERLAP_REMOTE]), eagle=bool(row[EAGLE]))
-        counted[1] += cached_blocks * prompt.block_size
+        if self.is_watched:
+            self._count_predicted(placement)
         if now_s < self._due_s or len(self._taken) >= WAITING:
             self.skipped += 1
             return
-        self._due_s = max(self._due_s, now_s - 1.0) + 1 / PER_S
+        per_s, burst = (PER_S, BURST) if self.is_watched else (UNWATCHED_PER_S, WAITING)
+        self._due_s = max(self._due_s, now_s - burst / per_s) + 1 / per_s
         self._taken.append(_Taken(at, command, without_prompt(request), placement))
 
     def explain_next(self, core: RouterCore, now_s: float) -> SeenDecision | None:
@@ -114,7 +122,15 @@ class DecisionFeed:
         """Return and reset a rank's prompt tokens, and those of them predicted to be cached."""
         return self.predicted.pop(rank, [0, 0])
 
-    def forget_waiting(self) -> None:
-        """Drop the waiting decisions and the predictions: the last viewer has left."""
-        self._taken.clear()
+    def watch(self, *, is_watched: bool) -> None:
+        """Sample for viewers, or without one."""
+        self.is_watched = is_watched
+        self._due_s = 0.0
         self.predicted.clear()
+
+    def _count_predicted(self, placement: Placement) -> None:
+        prompt, row = placement.prompt, placement.choice.table.values[placement.choice.index]
+        counted = self.predicted.setdefault(placement.rank, [0, 0])
+        counted[0] += prompt.isl_tokens
+        cached_blocks = prompt.cached_blocks(int(row[OVERLAP_REMOTE]), eagle=bool(row[EAGLE]))
+        counted[1] += cached_blocks * prompt.block_size

@@ -11,22 +11,25 @@ FEW_TOKENS = 1.0
 
 
 class HitWindow:
-    """Decaying sums of one rank's prompt tokens, and of those that were cached."""
+    """Decaying sums of one rank's prompt tokens, and of those that were cached.
+
+    `engine_tokens`: those that its engine processed, `cached_tokens` of which it found cached.
+    """
 
     __slots__ = (
         "_as_of_s",
-        "_cached_tokens",
         "_counters",
-        "_engine_tokens",
         "_predicted_tokens",
         "_sent_tokens",
+        "cached_tokens",
+        "engine_tokens",
     )
 
     def __init__(self, now_s: float) -> None:
         self._as_of_s = now_s
         self._counters: LoadCounters | None = None
         self._sent_tokens = self._predicted_tokens = 0.0
-        self._engine_tokens = self._cached_tokens = 0.0
+        self.engine_tokens = self.cached_tokens = 0.0
 
     def note(
         self,
@@ -45,18 +48,8 @@ class HitWindow:
         computed_tokens, cached_tokens = self._counted(counters)
         self._sent_tokens = self._sent_tokens * fade + sent_tokens
         self._predicted_tokens = self._predicted_tokens * fade + predicted_tokens
-        self._engine_tokens = self._engine_tokens * fade + computed_tokens + cached_tokens
-        self._cached_tokens = self._cached_tokens * fade + cached_tokens
-
-    @property
-    def sums(self) -> tuple[float, float, float, float]:
-        """Tokens sent, those predicted cached, tokens of its engine, and those found cached."""
-        return (
-            self._sent_tokens,
-            self._predicted_tokens,
-            self._engine_tokens,
-            self._cached_tokens,
-        )
+        self.engine_tokens = self.engine_tokens * fade + computed_tokens + cached_tokens
+        self.cached_tokens = self.cached_tokens * fade + cached_tokens
 
     @property
     def predicted(self) -> float | None:
@@ -66,7 +59,7 @@ class HitWindow:
     @property
     def actual(self) -> float | None:
         """The fraction that the engine found cached; None without recent tokens or reports."""
-        return fraction(self._cached_tokens, self._engine_tokens)
+        return fraction(self.cached_tokens, self.engine_tokens)
 
     def _counted(self, counters: LoadCounters | None) -> tuple[int, int]:
         """Return tokens computed and cached since the last counters; after a reset, all of them."""

@@ -182,14 +182,6 @@ class Table:
         self._version = (-1, -1)
         self.has_news = False
 
-    def clear(self) -> None:
-        """Drop all rows: there is no viewer."""
-        for each in (self.workers, self.ranks, self._hits, self._changed, self._gone):
-            each.clear()
-        self._to_look_at.clear()
-        self._version = (-1, -1)
-        self.has_news = False
-
     def look(self, now_s: float) -> Iterator[None]:
         """Read changes, in slices; with an empty table, read all ranks."""
         most = RANKS_A_TURN if self.ranks else len(self._core.ranks)
@@ -216,13 +208,13 @@ class Table:
         ranks = [(str(e.worker_id), e.dp_rank) for e in gone if isinstance(e, Rank)]
         return workers, ranks
 
-    def hits(self) -> tuple[float | None, float | None]:
-        """Return the hit rates over all ranks, predicted and found. O(ranks)."""
-        sums = [0.0] * 4
+    def actual_hits(self) -> float | None:
+        """Return the recent hit rate over all ranks, as found by engines. O(ranks)."""
+        engine_tokens = cached_tokens = 0.0
         for each in self._hits.values():
-            for i, tokens in enumerate(each.sums):
-                sums[i] += tokens
-        return fraction(sums[1], sums[0]), fraction(sums[3], sums[2])
+            engine_tokens += each.engine_tokens
+            cached_tokens += each.cached_tokens
+        return fraction(cached_tokens, engine_tokens)
 
     def _drop_gone_workers(self) -> None:
         """Remove the rows of removed workers and ranks. O(ranks) after a change, else O(1)."""

@@ -108,6 +108,7 @@ ADMIN = (
     "GET /busy_threshold",
     "POST /busy_threshold",
     "GET /dashboard/stream",
+    "GET /dashboard/decisions",
     "GET /recording",
     "POST /recording",
     "GET /shadow",

@@ -107,3 +107,17 @@ async def test_streams_end_with_the_router(running):
         pass
     with pytest.raises(TooManyStreamsError):
         streams.join()
+
+
+async def test_a_viewer_that_comes_late_gets_samples_from_before(running, eventually, monkeypatch):
+    monkeypatch.setattr(streams_module, "UNWATCHED_S", 0.01)
+    streams, _ = running
+    stream = streams.join()
+    await stream.take()
+    streams.leave(stream)
+    spent_s = streams.spent_s
+    await eventually(lambda: streams.spent_s > spent_s)
+    frames = streams.frames
+    await asyncio.sleep(0.05)
+    assert streams.frames == frames
+    assert len(reported(await streams.join().take())["history"]) >= 3

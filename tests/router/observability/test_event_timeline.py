@@ -1,6 +1,6 @@
 from types import SimpleNamespace
 
-from router.observability.event_timeline import AGAIN_S, CAPACITY, EventTimeline
+from router.observability.event_timeline import AGAIN_S, FAULTS, OTHERS, EventTimeline
 
 
 def timeline():
@@ -32,9 +32,13 @@ def test_since_returns_only_new_or_changed_events():
     assert [each.kind for each in events.since(0)] == ["b", "a"]
 
 
-def test_the_oldest_entries_leave():
+def test_the_oldest_entries_leave_and_others_displace_no_faults():
     events, _ = timeline()
-    for number in range(CAPACITY + 10):
+    for number in range(FAULTS + 10):
+        events.note("k", "fault", number, "t")
+    for number in range(OTHERS + 20):
         events.note("k", "good", number, "t")
-    assert len(events) == CAPACITY
-    assert events.since(0)[0].about == "10"
+    assert len(events) == FAULTS + OTHERS
+    left = events.since(0)
+    assert next(each.about for each in left if each.severity == "fault") == "10"
+    assert next(each.about for each in left if each.severity == "good") == "20"

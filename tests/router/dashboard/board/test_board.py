@@ -7,7 +7,8 @@ import pytest
 
 from router.accuracy.observation import Observation
 from router.core.commands import RemoveWorker, Select
-from router.dashboard.board.board import Board
+from router.dashboard.board.board import HISTORY_POINTS, HISTORY_S, Board
+from router.dashboard.board.decision_feed import KEPT, SHOWN
 from router.dashboard.board.frames import Frame
 from router.observability.event_timeline import EventTimeline
 from router.observability.health import ServiceStatus
@@ -64,10 +65,10 @@ def frame(board, now_s=0.0):
     return board.frame(now_s, 1_000.0 + now_s)
 
 
-def decide(world, board, **fields):
+def decide(world, board, now_s=0.0, **fields):
     request = SelectRequest(token_ids=[*range(16)], **fields)
-    placement = world.core.handle(Select(request, prepare(request, ())), 0.0)[0]
-    board.feed.take("select", request, placement, 0.0, 1_000.0)
+    placement = world.core.handle(Select(request, prepare(request, ())), now_s)[0]
+    board.feed.take("select", request, placement, now_s, 1_000.0)
 
 
 def test_late_page_equals_a_page_from_the_start(world, board):
@@ -101,15 +102,11 @@ def test_totals_are_those_of_the_router(world, board):
     assert (totals.workers, totals.ranks, totals.active_requests) == (3, 3, 1)
     assert (totals.decisions, totals.prompt_tokens, totals.predicted_cached_tokens) == (7, 400, 300)
     assert (totals.ready, totals.bus_connected) == (True, None)
-    assert totals.predicted_hits is None
+    assert totals.predicted_hits == 0.75
 
 
-def test_hits_of_all_ranks_together_are_weighed_by_tokens(world, board):
-    world.cache(rank(1), [*range(16)])
-    decide(world, board)
-    decide(world, board, allowed_worker_ids=[2])
+def test_history_has_the_hits_of_all_ranks_together(world, board):
     reported = Page().take(frame(board))
-    assert reported.totals.predicted_hits == pytest.approx(12 / 32)
     (point,) = reported.history
     assert (point.predicted_hits, point.decisions_per_s) == (reported.totals.predicted_hits, 0.0)
 
@@ -123,6 +120,7 @@ def test_whole_frames_name_their_columns(world, board):
 
 
 def test_prefixes_come_with_decisions(world, board):
+    board.feed.watch(is_watched=True)
     world.cache(rank(1), [*range(16)])
     for _ in range(2):
         decide(world, board)
@@ -152,11 +150,52 @@ def test_mispredicted_ranks_are_shown_and_noted(world, board):
     assert len(late.mispredicted) == len(reported.mispredicted)
 
 
-def test_first_frame_after_a_rest_is_current(world, board):
-    frame(board)
+def test_what_happened_without_a_viewer_is_remembered(world, board):
+    for _ in board.look(0.0):
+        pass
+    board.sample(0.0, 1_000.0)
     decide(world, board)
-    board.rest()
     world.core.handle(RemoveWorker(2, "silent"), 0.0)
-    reported = Page().take(frame(board, 9.0))
-    assert {each.worker_id for each in reported.workers} == {"1", "3"}
-    assert (reported.gone_workers, reported.decisions) == ([], [])
+    world.worker(4)
+    for _ in board.look(5.0):
+        pass
+    board.sample(5.0, 1_005.0)
+    page = Page()
+    page.take(frame(board, 9.0))
+    whole = page.take(board.whole(1_009.0))
+    assert set(page.workers) == {"1", "3", "4"}
+    assert "worker_joined" in {each.kind for each in whole.events}
+    assert [each.decision.worker_id for each in page.decisions] == [3]
+    assert [point.at for point in whole.history] == [1_000.0, 1_005.0, 1_009.0]
+
+
+def test_memory_is_bounded(world, board):
+    feed = board.feed
+    for second in range(0, 8_000, 4):
+        decide(world, board, now_s=float(second))
+        for _ in board.look(float(second)):
+            pass
+        board.sample(float(second), 1_000.0 + second)
+    assert len(feed.kept) == KEPT
+    whole = Page().take(board.whole(9_000.0))
+    assert len(whole.decisions) == SHOWN
+    assert len(msgspec.json.decode(board.decisions())) == KEPT
+    assert HISTORY_S / 4 <= len(whole.history) <= HISTORY_S / 4 + 1
+    for step in range(2 * HISTORY_POINTS):
+        board.sample(8_000.0 + step / 10, 9_000.0 + step / 10)
+    assert len(Page().take(board.whole(9_200.0)).history) == HISTORY_POINTS
+
+
+def test_rates_are_means_of_ten_seconds(world):
+    decided = [0]
+    status = ServiceStatus("", needs_workers=True)
+    timeline = EventTimeline(lambda: 0.0)
+    board = Board("r", world.core, status, lambda: (decided[0], 0, 0), timeline)
+    rates = []
+    for second in range(30):
+        decided[0] += 20 if second == 10 else 0
+        (point,) = Page().take(frame(board, float(second))).history
+        rates.append(point.decisions_per_s)
+    assert rates[:10] == [0.0] * 10
+    assert rates[10:20] == [2.0] * 10
+    assert rates[20:] == [0.0] * 10

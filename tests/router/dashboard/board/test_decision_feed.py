@@ -1,7 +1,14 @@
 import pytest
 
 from router.core.commands import Select
-from router.dashboard.board.decision_feed import CANDIDATES, KEPT, PER_S, WAITING, DecisionFeed
+from router.dashboard.board.decision_feed import (
+    CANDIDATES,
+    KEPT,
+    PER_S,
+    UNWATCHED_PER_S,
+    WAITING,
+    DecisionFeed,
+)
 from router.protocol.requests import RankTarget, SelectRequest
 from router.sequence.active.prompt import prepare
 from support.values.builders import World, rank
@@ -23,6 +30,12 @@ def decided(world, **fields):
     return request, world.core.handle(Select(request, prepare(request, ())), 0.0)[0]
 
 
+def watched():
+    feed = DecisionFeed()
+    feed.watch(is_watched=True)
+    return feed
+
+
 def test_shown_decision_is_explained_on_demand(world):
     feed = DecisionFeed()
     feed.take("select_and_reserve", *decided(world, request_id="r"), 0.0, 1_000.0)
@@ -36,7 +49,7 @@ def test_shown_decision_is_explained_on_demand(world):
 
 
 def test_pinned_selection_is_not_shown_as_a_decision(world):
-    feed, pinned = DecisionFeed(), {"pinned_worker": RankTarget(3)}
+    feed, pinned = watched(), {"pinned_worker": RankTarget(3)}
     feed.take("select", *decided(world, **pinned), 0.0, 0.0)
     assert feed.explain_next(world.core, 0.0) is None
     assert (feed.skipped, feed.predicted) == (0, {})
@@ -45,7 +58,7 @@ def test_pinned_selection_is_not_shown_as_a_decision(world):
 
 
 def test_explained_decisions_are_limited_per_second_and_per_burst(world):
-    feed, made = DecisionFeed(), decided(world)
+    feed, made = watched(), decided(world)
     for step in range(1_000):
         feed.take("select", *made, step * 0.01, 0.0)
         if step % 50 == 0:
@@ -63,7 +76,7 @@ def test_explained_decisions_are_limited_per_second_and_per_burst(world):
 
 
 def test_every_decision_counts_for_what_was_predicted(world):
-    feed, made = DecisionFeed(), decided(world)
+    feed, made = watched(), decided(world)
     for _ in range(5):
         feed.take("select", *made, 0.0, 0.0)
     # the engine computes at least a token, so the last of ten blocks is no hit
@@ -71,9 +84,25 @@ def test_every_decision_counts_for_what_was_predicted(world):
     assert feed.take_predicted(rank(3)) == [0, 0]
 
 
-def test_forget_waiting_leaves_no_decision(world):
-    feed = DecisionFeed()
-    feed.take("select", *decided(world), 0.0, 0.0)
-    feed.forget_waiting()
+def test_decisions_are_remembered_without_a_viewer(world):
+    feed, made = DecisionFeed(), decided(world)
+    for step in range(10_000):  # ten a second
+        feed.take("select", *made, step * 0.1, 0.0)
+        while feed.explain_next(world.core, 0.0):
+            pass
+    assert feed.number == pytest.approx(1_000 * UNWATCHED_PER_S, abs=WAITING)
+    assert len(feed.kept) == KEPT
+    assert feed.predicted == {}
+
+
+def test_sampling_for_viewers_begins_and_ends_at_once(world):
+    feed, made = DecisionFeed(), decided(world)
+    feed.take("select", *made, 0.0, 0.0)
+    assert feed.explain_next(world.core, 0.0) is not None
+    feed.take("select", *made, 1.0, 0.0)
     assert feed.explain_next(world.core, 0.0) is None
+    feed.watch(is_watched=True)
+    feed.take("select", *made, 1.0, 0.0)
+    assert feed.explain_next(world.core, 0.0) is not None
+    feed.watch(is_watched=False)
     assert feed.predicted == {}

@@ -113,14 +113,3 @@ def test_many_ranks_are_refreshed_in_turn(world):
     first, rest = look(lines)[1], look(lines)[1]
     assert len(first) == RANKS_A_TURN
     assert len({each.dp_rank for each in (*first, *rest)}) == RANKS_A_TURN + 10
-
-
-def test_cleared_table_keeps_no_rows(world):
-    world.worker(1)
-    lines, timeline = table(world)
-    look(lines)
-    lines.clear()
-    assert (lines.ranks, lines.workers, lines.hits()) == ({}, {}, (None, None))
-    world.worker(2)
-    assert len(look(lines)[0]) == 2
-    assert timeline.since(0) == []
