@@ -333,8 +333,9 @@ async def test_thousand_workers_can_be_searched_sorted_and_paged(opened):
             await page.says("#workers-pages", "26–50")
             await page.page.fill("#workers-find", "w77")
             await page.says("#workers-pages", "1–11 of 11 ranks")
-            await page.page.click("th[data-column=name] button")
-            await page.says("#workers tbody tr:first-child", "w779")
+            for first in ("w77", "w779"):
+                await page.page.click("th[data-column=name] button")
+                await page.says("#workers tbody tr:first-child", first)
             await page.page.fill("#workers-find", "nobody is called so")
             await page.says("#workers-empty", "None of 1,000 ranks")
             assert page.complaints == []
@@ -342,6 +343,74 @@ async def test_thousand_workers_can_be_searched_sorted_and_paged(opened):
         bytes_a_frame = await router.metric("kv_router_dashboard_frame_bytes_total")
         frames = await router.metric("kv_router_dashboard_frames_total")
         assert bytes_a_frame / frames < 256 * 1024
+
+
+@pytest.mark.long
+async def test_filters_are_in_the_address_and_the_worst_come_first(opened):
+    async with DirectRouter(use_kv_events=False).running() as router:
+        for worker_id in range(1, 41):
+            body = {"endpoint": f"http://h{worker_id}", "model_name": f"m{worker_id % 2}"}
+            await router.post("/workers", {"worker_id": worker_id, "block_size": 4, **body})
+        await router.client.patch("/workers/33", json={"lifecycle": "cordoned"})
+        async with tab(opened, str(router.client.base_url)) as page:
+            await page.says("#workers-pages", "1–25 of 40 ranks")
+            await page.says("#workers tbody tr:first-child", "worker 33")
+            await page.says("#models", "19 of 20")
+            await page.page.keyboard.press("/")
+            await page.until("document.activeElement.id === 'workers-find'")
+            await page.page.keyboard.type("h1")
+            await page.page.select_option("#workers-model", "m1")
+            await page.says("#workers-pages", "1–6 of 6 ranks")
+            await page.until("location.search === '?find=h1&model=m1'")
+            await page.page.reload()
+            await page.says("#workers-pages", "1–6 of 6 ranks")
+            await page.until("document.querySelector('#workers-find').value === 'h1'")
+            await page.page.click("#workers-title")
+            await page.page.keyboard.press("?")
+            await page.until("document.querySelector('#help').open")
+            await page.page.keyboard.press("Escape")
+            assert page.complaints == []
+
+
+@pytest.mark.long
+async def test_worker_is_cordoned_and_released_on_the_page(opened):
+    async with DirectRouter(use_kv_events=False).running() as router:
+        body = {"worker_id": 1, "endpoint": "http://w", "block_size": 4}
+        await router.post("/workers", body)
+        async with tab(opened, str(router.client.base_url)) as page:
+            await page.page.click("#workers tbody button")
+            await page.says("#worker-facts", "schedulable")
+            await page.page.click("#worker-orders >> text=Cordon")
+            await page.says("#worker-facts", "cordoned")
+            view = (await router.client.get("/workers/1")).json()
+            assert view["lifecycle"] == "cordoned"
+            found = await Axe().run(page.page, options=RULES)
+            assert found.violations_count == 0, found.generate_report()
+            await page.picture("worker")
+            await page.page.click("#worker-orders >> text=Let it serve")
+            await page.says("#worker-facts", "schedulable")
+            await page.page.click("#worker-close")
+            await page.says("#events", "schedulable → cordoned")
+            assert page.complaints == []
+
+
+@pytest.mark.long
+async def test_page_opened_after_an_incident_shows_it(opened):
+    async with DirectRouter(use_kv_events=False).running() as router:
+        body = {"worker_id": 1, "endpoint": "http://w", "block_size": 4}
+        await router.post("/workers", body)
+        for number in range(8):
+            asked = await router.post("/select", {"token_ids": [number] * 9})
+            assert asked.status_code == 200
+        await router.client.delete("/workers/1")
+        await eventually(lambda: _is_noted(router))
+        async with tab(opened, str(router.client.base_url)) as page:
+            await page.until("document.querySelectorAll('#decisions button').length > 0")
+            await page.says("#events", "removed")
+
+
+async def _is_noted(router):
+    return await router.metric("kv_router_dashboard_shown_decisions_total") >= 1
 
 
 async def _has_several_frames(router):

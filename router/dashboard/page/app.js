@@ -9,14 +9,16 @@ import { showGlance } from "./glance.js";
 import { LookBox } from "./look.js";
 import { Prefixes } from "./prefixes.js";
 import { Store } from "./store.js";
-import { token, Watching } from "./stream.js";
+import { ask, token, Watching } from "./stream.js";
+import { WorkerDetail } from "./worker.js";
 import { Workers } from "./workers.js";
 
 const THEME = "kv-router-theme";
 
 const store = new Store();
 const decisions = new Decisions(store);
-const workers = new Workers(store);
+const detail = new WorkerDetail(store, announce);
+const workers = new Workers(store, (worker_id) => detail.open(worker_id));
 const prefixes = new Prefixes(store);
 const events = new Events(store);
 const findings = new Findings(store);
@@ -72,9 +74,20 @@ function banner(severity, ...children) {
   replace(place, children);
 }
 
+/** Fetch the decisions from before this page was opened. */
+async function remember() {
+  try {
+    store.remember(await ask("dashboard/decisions"));
+    showSoon();
+  } catch {
+    // The stream has the newest ones, and says what is wrong.
+  }
+}
+
 const watching = new Watching(
   (frame) => {
     store.take(frame);
+    if (frame.is_whole) remember();
     document.body.dataset.live = "yes";
     byId("sign-in").hidden = true;
     banner("");
@@ -129,6 +142,15 @@ function showTheme() {
 }
 
 byId("help-button").addEventListener("click", () => byId("help").showModal());
+
+document.addEventListener("keydown", (event) => {
+  const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName);
+  if (isTyping || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  if (event.key === "/") byId("workers-find").focus();
+  else if (event.key === "?") byId("help").showModal();
+  else return;
+  event.preventDefault();
+});
 
 showTheme();
 lookBox.showScopes();

@@ -12,11 +12,11 @@ export function showGlance(store) {
   curve(byId("hits-curve"), history, ["predicted_hits", "actual_hits"], 1, hitsLabel(totals));
   const last = history.at(-1);
   say(byId("rate"), last ? rate(last.decisions_per_s) : "–");
-  curve(byId("rate-curve"), history, ["decisions_per_s"], 0, "decisions a second, the last minutes");
+  curve(byId("rate-curve"), history, ["decisions_per_s"], 0, "decisions a second, means of 10 seconds");
   say(byId("rate-note"), `${compact(totals.decisions)} so far, ${compact(totals.prompt_tokens)} prompt tokens`);
   say(byId("active"), count(totals.active_requests));
   say(byId("waiting"), totals.waiting_requests ? `and ${compact(totals.waiting_requests)} waiting` : "none waiting");
-  curve(byId("active-curve"), history, ["active_requests"], 0, "requests in flight, the last minutes");
+  curve(byId("active-curve"), history, ["active_requests", "waiting_requests"], 0, "requests in flight, and waiting");
   const saved = totals.predicted_cached_tokens;
   say(byId("active-note"), `${compact(saved)} prompt tokens saved`);
   showTrust(store);
@@ -52,39 +52,54 @@ function showTrust(store) {
 
 const WIDTH = 300;
 const HEIGHT = 40;
-const FEW_POINTS = 60;
+const SPAN_S = 900;
+const SHORTEST_S = 60;
 
-/** Draw curves over the last minutes; `top` is the end of the scale, 0 for the highest value. */
+/** Draw curves over the last minutes; `top` is the end of the scale, 0 for a round number above the highest value. */
 function curve(place, history, names, top, label) {
-  const highest = top || Math.max(1, ...history.map((point) => point[names[0]] ?? 0));
-  const lines = names.map((name, i) => svg("path", { d: path(history, name, highest), class: i ? "second" : "first" }));
-  const area = names.length === 1 ? [svg("path", { d: path(history, names[0], highest, true), class: "area" })] : [];
-  const ground = svg("line", { x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT });
+  const highest = top || above(Math.max(1, ...history.map((point) => Math.max(...names.map((name) => point[name] ?? 0)))));
+  const now = history.at(-1)?.at ?? 0;
+  const spanS = Math.min(SPAN_S, Math.max(SHORTEST_S, now - (history[0]?.at ?? now)));
+  const scale = { now, spanS, highest };
+  const lines = names.map((name, i) => svg("path", { d: path(history, name, scale), class: i ? "second" : "first" }));
+  const area = names.length === 1 ? [svg("path", { d: path(history, names[0], scale, true), class: "area" })] : [];
+  const grid = [0, 0.5, 1].map((part) => svg("line", { x1: 0, x2: WIDTH, y1: HEIGHT * part, y2: HEIGHT * part }));
+  const format = (value) => (top === 1 ? percent(value) : value < 10 ? rate(value) : compact(value));
   place.replaceChildren(
+    h("span", { class: "scale", "aria-hidden": "true" }, h("span", {}, format(highest)), h("span", {}, format(highest / 2)), h("span", {}, "0")),
     svg(
       "svg",
-      { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
-      ground,
+      { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${label}, up to ${format(highest)}` },
+      ...grid,
       ...area,
       ...lines,
     ),
+    h("span", { class: "span", "aria-hidden": "true" }, h("span", {}, spanS < 120 ? `${Math.round(spanS)} s ago` : `${Math.round(spanS / 60)} min ago`), h("span", {}, "now")),
   );
 }
 
-function path(history, name, highest, isClosed = false) {
+/** The next of 1, 2, 5, 10, 20, … that is no smaller. */
+function above(value) {
+  const ten = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((each) => each * ten).find((each) => each >= value);
+}
+
+function path(history, name, { now, spanS, highest }, isClosed = false) {
   let d = "";
   let isDown = false;
   let first = 0;
-  const x = (i) => (WIDTH - (history.length - 1 - i) * (WIDTH / Math.max(FEW_POINTS, history.length - 1))).toFixed(1);
-  history.forEach((point, i) => {
+  let last = 0;
+  for (const point of history) {
     const value = point[name];
-    if (value === null) {
+    if (value === null || now - point.at > spanS) {
       isDown = false;
-      return;
+      continue;
     }
-    if (!d) first = i;
-    d += `${isDown ? "L" : "M"}${x(i)} ${(HEIGHT - (value / highest) * (HEIGHT - 3)).toFixed(1)}`;
+    const x = (WIDTH * (1 - (now - point.at) / spanS)).toFixed(1);
+    if (!d) first = x;
+    last = x;
+    d += `${isDown ? "L" : "M"}${x} ${(HEIGHT - (value / highest) * HEIGHT).toFixed(1)}`;
     isDown = true;
-  });
-  return isClosed && d ? `${d}L${x(history.length - 1)} ${HEIGHT}L${x(first)} ${HEIGHT}Z` : d;
+  }
+  return isClosed && d ? `${d}L${last} ${HEIGHT}L${first} ${HEIGHT}Z` : d;
 }

@@ -1,8 +1,10 @@
 // The state accumulated from the frames, independent of the page.
 
-const MOST_DECISIONS = 50;
-const MOST_EVENTS = 256;
-const MOST_POINTS = 300;
+const MOST_DECISIONS = 200;
+const MOST_EVENTS = 300;
+const MOST_POINTS = 900;
+
+const DOUBTED = new Set(["degraded", "blind", "unreachable"]);
 
 export class Store {
   constructor() {
@@ -58,6 +60,36 @@ export class Store {
     this.events.clear();
     this.decisions = [];
     this.history = [];
+  }
+
+  /** Add decisions that the router remembers, oldest first, to those of the stream. */
+  remember(decisions) {
+    const known = new Map([...decisions, ...this.decisions].map((seen) => [seen.number, seen]));
+    this.decisions = [...known.values()].sort((a, b) => b.number - a.number).slice(0, MOST_DECISIONS);
+  }
+
+  /** Return what each model's workers do: [model, {workers, schedulable, doubted, requests, waiting}]. */
+  models() {
+    const models = new Map();
+    const of = (worker) => {
+      const none = { workers: 0, schedulable: 0, doubted: 0, requests: 0, waiting: 0, prefill_tokens: 0 };
+      if (!models.has(worker.model_name)) models.set(worker.model_name, none);
+      return models.get(worker.model_name);
+    };
+    for (const worker of this.workers.values()) {
+      of(worker).workers += 1;
+      of(worker).schedulable += worker.lifecycle === "schedulable";
+    }
+    for (const rank of this.ranks.values()) {
+      const worker = this.workers.get(rank.worker_id);
+      if (!worker) continue;
+      const model = of(worker);
+      model.doubted += DOUBTED.has(rank.trust);
+      model.requests += rank.requests + rank.foreign_requests;
+      model.waiting += rank.waiting ?? 0;
+      model.prefill_tokens += rank.prefill_tokens;
+    }
+    return [...models].sort();
   }
 
   /** Return the display name of a worker, or of one of its ranks. */

@@ -14,20 +14,33 @@ const COLUMNS = [
   ["actual", "Hits reported", (row) => row.actual_hits ?? -1, "descending"],
 ];
 
+/** How much a row needs attention: not usable, doubted, waiting, busy, loaded. */
+function badness(row) {
+  const unusable = row.worker.lifecycle === "schedulable" ? 0 : 1;
+  return unusable * 1e15 + TRUST.indexOf(row.trust) * 1e14 + (row.waiting ?? 0) * 1e11 + row.is_busy * 1e10 + row.prefill_tokens + row.requests;
+}
+
+const WORST = ["worst", "descending"];
+const FILTERS = { find: "workers-find", trust: "workers-trust", model: "workers-model", rows: "workers-rows" };
+
+/** The table. Its filters and its order are in the page's address. `open` shows a worker in detail. */
 export class Workers {
-  constructor(store) {
+  constructor(store, open) {
     this.store = store;
-    this.sort = ["name", "ascending"];
+    this.sort = WORST;
     this.page = 0;
-    this.body = new Keyed(byId("workers").tBodies[0], (row) => makeRow(row));
+    this.read();
+    this.body = new Keyed(byId("workers").tBodies[0], () => makeRow(open));
     replace(byId("tier-key"), TIERS.map(([name, where]) => h("li", {}, h("i", { class: name }), where)));
     this.heads();
-    for (const id of ["workers-find", "workers-trust", "workers-rows"]) {
+    for (const id of Object.values(FILTERS)) {
       byId(id).addEventListener("input", () => {
         this.page = 0;
+        this.write();
         this.show();
       });
     }
+    byId("workers-worst").addEventListener("click", () => this.sortAs(WORST));
     byId("workers-form").addEventListener("submit", (event) => event.preventDefault());
     this.before = h("button", { type: "button", click: () => this.turn(-1) }, "Previous");
     this.after = h("button", { type: "button", click: () => this.turn(1) }, "Next");
@@ -46,9 +59,62 @@ export class Workers {
   sortBy(name, first) {
     const [known, direction] = this.sort;
     const other = direction === "ascending" ? "descending" : "ascending";
-    this.sort = [name, known === name ? other : first];
+    this.sortAs([name, known === name ? other : first]);
+  }
+
+  sortAs(sort) {
+    this.sort = sort;
     this.page = 0;
+    this.write();
     this.show();
+  }
+
+  /** Take the filters and the order from the page's address. */
+  read() {
+    const query = new URLSearchParams(location.search);
+    const [name, direction] = (query.get("sort") ?? "").split(" ");
+    if (COLUMNS.some(([column]) => column === name) && /^(a|de)scending$/.test(direction)) this.sort = [name, direction];
+    this.model = query.get("model") ?? "";
+    for (const [key, id] of Object.entries(FILTERS)) {
+      if (!query.has(key) || key === "model") continue;
+      const before = byId(id).value;
+      byId(id).value = query.get(key);
+      if (!byId(id).value) byId(id).value = before;
+    }
+  }
+
+  /** Put them there. */
+  write() {
+    this.model = byId("workers-model").value;
+    const query = new URLSearchParams(location.search);
+    const put = (key, value) => (value ? query.set(key, value) : query.delete(key));
+    for (const [key, id] of Object.entries(FILTERS)) put(key, key === "rows" && byId(id).value === "25" ? "" : byId(id).value);
+    put("sort", this.sort === WORST ? "" : this.sort.join(" "));
+    history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}${location.hash}`);
+  }
+
+  /** Show totals by model, where there are several. */
+  showModels() {
+    const models = this.store.models();
+    const choice = byId("workers-model");
+    const names = models.map(([name]) => name);
+    if (choice.dataset.names !== JSON.stringify(names)) {
+      choice.dataset.names = JSON.stringify(names);
+      replace(choice, h("option", { value: "" }, "any"), names.map((name) => h("option", {}, name)));
+      if (names.includes(this.model)) choice.value = this.model;
+    }
+    const place = byId("models");
+    place.hidden = models.length < 2;
+    const text = JSON.stringify(models);
+    if (place.hidden || place.dataset.text === text) return;
+    place.dataset.text = text;
+    const cell = (value) => h("td", { class: "number" }, compact(value));
+    replace(
+      place.tBodies[0],
+      models.map(([name, each]) =>
+        h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "number" }, `${count(each.schedulable)} of ${count(each.workers)}`), cell(each.doubted), cell(each.requests), cell(each.waiting), cell(each.prefill_tokens)),
+      ),
+    );
   }
 
   turn(by) {
@@ -57,6 +123,8 @@ export class Workers {
   }
 
   show() {
+    this.showModels();
+    set(byId("workers-worst"), "aria-pressed", String(this.sort === WORST));
     const rows = this.rows();
     const size = Number(byId("workers-rows").value);
     const pages = Math.max(1, Math.ceil(rows.length / size));
@@ -97,14 +165,15 @@ export class Workers {
   rows() {
     const wanted = byId("workers-find").value.trim().toLowerCase();
     const trust = byId("workers-trust").value;
+    const model = byId("workers-model").value;
     const rows = [];
     for (const rank of this.store.ranks.values()) {
       const worker = this.store.workers.get(rank.worker_id);
-      if (!worker || (trust && rank.trust !== trust) || (wanted && !found(worker, rank, wanted))) continue;
+      if (!worker || (trust && rank.trust !== trust) || (model && worker.model_name !== model) || (wanted && !found(worker, rank, wanted))) continue;
       rows.push({ ...rank, worker, title: this.store.nameOf(rank.worker_id, rank.dp_rank) });
     }
     const [name, direction] = this.sort;
-    const valueOf = COLUMNS.find(([column]) => column === name)[2];
+    const valueOf = name === "worst" ? badness : COLUMNS.find(([column]) => column === name)[2];
     const sign = direction === "ascending" ? 1 : -1;
     const collator = new Intl.Collator("en", { numeric: true });
     const order = (a, b) => (typeof a === "string" ? collator.compare(a, b) : a - b);
@@ -115,13 +184,13 @@ export class Workers {
 }
 
 function found(worker, rank, wanted) {
-  const texts = [worker.name, worker.worker_id, worker.model_name, worker.routing_group, worker.role, worker.lifecycle];
+  const texts = [worker.name, worker.worker_id, worker.model_name, worker.routing_group, worker.role, worker.lifecycle, worker.endpoint];
   return [...texts, ...worker.labels, ...worker.obstacles, rank.trust, rank.reason ?? "", rank.is_busy ? "busy" : ""]
     .some((text) => text.toLowerCase().includes(wanted));
 }
 
 /** A row that changes only cells with different content. */
-function makeRow() {
+function makeRow(open) {
   const cells = [h("th", { scope: "row" }), ...["cell-trust", "cell-load", "cell-tiers", "cell-hits", "cell-hits"].map((c) => h("td", { class: c }))];
   const element = h("tr", {}, cells);
   const said = [];
@@ -134,7 +203,7 @@ function makeRow() {
     element,
     update(row) {
       const { worker } = row;
-      put(0, JSON.stringify([row.title, worker]), () => nameCell(row));
+      put(0, JSON.stringify([row.title, worker]), () => nameCell(row, open));
       put(1, `${row.trust} ${row.reason}`, () => trustCell(row));
       put(2, [row.requests, row.foreign_requests, row.waiting, row.prefill_tokens, row.most, row.is_busy].join(), () => loadCell(row));
       put(3, [row.device_blocks, row.host_blocks, row.disk_blocks, row.remote_blocks, worker.capacity_blocks, row.classes].join(), () => tiersCell(row));
@@ -144,11 +213,12 @@ function makeRow() {
   };
 }
 
-function nameCell({ title, worker }) {
+function nameCell({ title, worker }, open) {
   const scope = worker.routing_group === "default" ? worker.model_name : `${worker.model_name}, ${worker.routing_group}`;
   const role = worker.role === "aggregated" ? "" : ` · ${worker.role}`;
   const state = worker.lifecycle === "schedulable" ? null : h("span", { class: "sub" }, h("b", {}, worker.lifecycle), worker.obstacles.length ? `: ${worker.obstacles.join("; ")}` : "");
-  return [title, h("span", { class: "sub" }, `${scope}${role}`), state];
+  const name = h("button", { type: "button", class: "link", click: () => open(worker.worker_id) }, title);
+  return [name, h("span", { class: "sub" }, `${scope}${role}`), state];
 }
 
 function trustCell({ trust, reason, is_without_events }) {
