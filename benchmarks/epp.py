@@ -1,7 +1,6 @@
 """The endpoint picker behind a real Envoy: what a request costs there.
 
     PYTHONPATH=tests python benchmarks/epp.py [--quick] [--json] [--only rate,added,…] [--write]
-    PYTHONPATH=tests python benchmarks/epp.py --undecided PORT ADDRESS    # the picker beside it
 
 Envoy (`--concurrency 1`; $ENVOY, or what `make test-gateway` installs), a trivial engine and the
 client share one core; the router with its picker, which reads, places and books each request, has
@@ -11,46 +10,61 @@ where a row says so, it is Envoy without a picker. `chrt -f 1` in front keeps ot
 
 import asyncio
 import json
-import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
+from random import Random
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 
 import httpx
-import uvloop
 from command_line import section_parser
-from events_processes import free_port, pin
-from forward_servers import MODEL, OTHER_CORE, PATH, SERVER_CORE, Served, engine, until_served
+from epp_sides import Sides, sides
+from forward_servers import MODEL, PATH
 from msgspec import Struct
+from msgspec.structs import replace
 from report import Benchmark, Section, report
 from rows import Row
+from scheduling_runs import Case, core_of
 from service_load import Address, Load, Script, request, run_load
 from timing import Bounded
+from tokenizers import Tokenizer
+from tokenizing import BOOKS, train
 
-from router.forward.picker.answers import Route
-from router.forward.picker.grpc_connection import GrpcConnection, GrpcStream
-from router.forward.picker.stream import PickerStream, StreamLimits
-from router.runtime.http_server.limits import HttpLimits
-from support.fleets.gateways import bootstrap
+from router.config.router import RouterConfig
+from router.forward.request_body import CompletionRequest, read_completion_request
+from router.forward.tokenizer.files import read_files
+from router.forward.tokenizer.local import LocalTokenizer, TokenCache
+from router.simulator.mooncake import BLOCK_SIZE
+from router.simulator.physics import PHYSICS
+from router.simulator.simulation import simulate
+from router.simulator.summary import summarize
+from router.simulator.traces import Trace
+from router.simulator.workloads.timed import Agents, MultiTurn, SharedPrompts
 
 SECTIONS = {
     "rate": "requests a second, 2 KB of token ids, 16 at once",
     "added": "added to a request of 2 KB, p50, one at a time",
-    "long": "processor time of the picker for 450 KB of token ids that it has seen but for the end",
+    "long": "processor time of the picker for long prompts of token ids, seen but for the end",
+    "texts": "processor time of the picker for 450 KB of text, about 100,000 tokens",
     "events": "processor time of the picker for an event of an answer that a gateway sends it",
+    "pickers": "mean TTFT in the simulator, requests alternating between two pickers; beside one",
 }
-ROOT = Path(__file__).resolve().parents[1]
 AT_ONCE = 16
-SHORT_TOKENS, LONG_TOKENS = 400, 90_000
-GOALS = {"rate": 1800.0, "processor": 480.0, "added": 1150.0, "long": 6000.0, "event": 80.0}
-EVENTS, EVENT_S = 100, 0.002
-UNDECIDED = "--undecided"
+SHORT_TOKENS = 400
+LONG_TOKENS = {"450 KB": 78_000, "1 MB": 173_000}
+TEXT_BYTES, NEW_BYTES = 450_000, 4_000
+GOALS = {"rate": 1800.0, "processor": 480.0, "added": 1150.0, "event": 80.0, "pickers": 1.05}
+LONG_GOAL_US = {"450 KB": 6_000.0, "1 MB": 13_300.0}
+PUBLISHED_US = 35.17 / 98.7 * 1e6
+"""llm-d's picker 0.9.0, the least of its table at 100,000 tokens and 98.7 requests/s
+(`docs/operations.md` of llm-d-router): cores at the peak, through all of an answer of 1,000 tokens,
+with the metrics of 100 pods scraped and approximate prefixes, of a simulated engine."""
+SYNC_LAG_S = 0.002
+"""The time in which a picker's bookings reach another one."""
+EVENTS = 100
 
 
 class Scale(Struct, frozen=True):
@@ -70,89 +84,17 @@ class Scale(Struct, frozen=True):
         return f"medians of {self.rounds} interleaved rounds of {self.requests} requests"
 
 
-class Sides(Struct, frozen=True):
-    """Envoys: alone, with a picker, with one that decides nothing; and the processes of both."""
-
-    alone: Served
-    picked: Served
-    undecided: Served
-    picker: Served
-    other: Served
-
-
-@contextmanager
-def sides(chunks: int = 0, response_body: str = "NONE") -> Iterator[Sides]:
-    """Run an engine, a router with a picker, a picker that decides nothing, and three Envoys.
-
-    `chunks`: of streamed answers. `response_body`: the mode of the Envoy with the picker.
-    """
-    with TemporaryDirectory() as folder, ExitStack() as stack:
-        direct = stack.enter_context(engine(chunks, EVENT_S))
-        picker_port, router_port, other_port = free_port(), free_port(), free_port()
-        echo = [sys.executable, __file__, UNDECIDED, str(other_port), f"127.0.0.1:{direct.port}"]
-        other = Served(other_port, (_started(stack, echo, SERVER_CORE),))
-        command = [
-            sys.executable, "-m", "router", "serve", "--no-use-kv-events", "--no-epp-tls",
-            "--http-port", str(router_port), "--epp-port", str(picker_port), "--log-level", "error",
-        ]  # fmt: skip
-        picker = Served(router_port, (_started(stack, command, SERVER_CORE),))
-        _until(f"http://127.0.0.1:{router_port}/health")
-        at = f"http://127.0.0.1:{direct.port}"
-        worker = {"worker_id": 1, "endpoint": at, "block_size": 16, "model_name": MODEL}
-        httpx.post(f"http://127.0.0.1:{router_port}/workers", json=worker).raise_for_status()
-        served = []
-        for has_picker, at_port in ((False, 0), (True, picker_port), (True, other_port)):
-            port, admin = free_port(), free_port()
-            config = bootstrap(
-                port,
-                admin,
-                at_port or picker_port,
-                [f"127.0.0.1:{direct.port}"],
-                has_picker=has_picker,
-                has_tls=False,
-                is_checked=False,
-                has_log=False,
-                response_body=response_body if at_port == picker_port else "NONE",
-            )
-            path = Path(folder) / f"envoy-{port}.json"
-            path.write_text(json.dumps(config))
-            envoy = [_envoy(), "-c", str(path), "--concurrency", "1"]
-            envoy += ["--use-dynamic-base-id", "--log-level", "error"]
-            served.append(Served(port, (_started(stack, envoy, OTHER_CORE),)))
-            _until(f"http://127.0.0.1:{admin}/ready")
-            until_served(port, {"prompt": [1, 2, 3]})
-        yield Sides(*served, picker, other)
-
-
-def _envoy() -> str:
-    return os.environ.get("ENVOY") or str(ROOT / ".gateway-venv/bin/envoy")
-
-
-def _started(stack: ExitStack, command: list[str], core: int) -> int:
-    process = subprocess.Popen(
-        command, preexec_fn=lambda: pin(core), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    stack.callback(process.wait)
-    stack.callback(process.terminate)
-    return process.pid
-
-
-def _until(url: str) -> None:
-    deadline_s = time.monotonic() + 300.0
-    while time.monotonic() < deadline_s:
-        try:
-            if httpx.get(url, timeout=5).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.1)
-    raise TimeoutError(url)
-
-
-def _script(tokens: int, number: int) -> Script:
+def _ids(tokens: int, number: int) -> Script:
     """Return a request whose last tokens are new, and whose first ones are those of all others."""
-    prompt = [*(each * 37 % 50_000 for each in range(tokens - 1)), 1000 + number % 100_000]
-    body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 1}).encode()
+    return _script([*(each * 37 % 50_000 for each in range(tokens - 1)), 1000 + number % 100_000])
+
+
+_short = partial(_ids, SHORT_TOKENS)
+
+
+def _script(prompt: object) -> Script:
+    fields = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+    body = json.dumps(fields, separators=(",", ":")).encode()
     return ((request(PATH, body, "application/json"),),)
 
 
@@ -176,13 +118,13 @@ class Measured(Struct, frozen=True):
 
 
 def _rounds(
-    found: Sides, rounds: int, requests: int, tokens: int, at_once: int
+    found: Sides, rounds: int, requests: int, script: Callable[[int], Script], at_once: int
 ) -> tuple[Measured, Measured, Measured]:
     """Return what was measured with the picker, with the other one and alone, in turn."""
     sides = (found.picked, found.picker), (found.undecided, found.other), (found.alone, found.other)
     measured = tuple(Measured([], []) for _ in sides)
     for number in range(rounds + 1):
-        scripts = [_script(tokens, number * requests + each) for each in range(requests)]
+        scripts = [script(number * requests + each) for each in range(requests)]
         for kept, (envoy, picker) in zip(measured, sides, strict=True):
             before_s = picker.processor_s
             load = run_load([Address(envoy.port)], scripts, at_once)
@@ -198,7 +140,7 @@ def _rounds(
 def rate(scale: Scale) -> list[Row]:
     """Return requests a second, and the picker's processor time of one."""
     with sides() as found:
-        own, other, alone = _rounds(found, scale.rounds, scale.requests, SHORT_TOKENS, AT_ONCE)
+        own, other, alone = _rounds(found, scale.rounds, scale.requests, _short, AT_ONCE)
     goal = GOALS["processor"]
     return [
         Bounded("requests", own.per_s, other.per_s, "1/s", GOALS["rate"], lower=False),
@@ -211,7 +153,7 @@ def added(scale: Scale) -> list[Row]:
     """Return what the picker adds to the median time of a request."""
     with sides() as found:
         requests = scale.requests // 4
-        own, other, alone = _rounds(found, scale.rounds, requests, SHORT_TOKENS, 1)
+        own, other, alone = _rounds(found, scale.rounds, requests, _short, 1)
     more = [side.p50_us - alone.p50_us for side in (own, other)]
     goal = GOALS["added"]
     return [
@@ -221,11 +163,119 @@ def added(scale: Scale) -> list[Row]:
 
 
 def long(scale: Scale) -> list[Row]:
-    """Return the picker's processor time of a long prompt."""
+    """Return the picker's processor time of long prompts."""
+    rows: list[Row] = []
     with sides() as found:
-        own, other, _ = _rounds(found, scale.rounds, 40, LONG_TOKENS, 2)
-    goal = GOALS["long"]
-    return [Bounded("450 KB of token ids", own.spent_us, other.spent_us, "µs", goal, lower=True)]
+        for name, tokens in LONG_TOKENS.items():
+            own, other, _ = _rounds(found, scale.rounds, 40, partial(_ids, tokens), 2)
+            goal = LONG_GOAL_US[name]
+            rows.append(Bounded(name, own.spent_us, other.spent_us, "µs", goal, lower=True))
+    return rows
+
+
+def texts(scale: Scale) -> list[Row]:
+    """Return the picker's processor time of long texts, apart from the tokenizer's own."""
+    written = Texts()
+    with TemporaryDirectory() as folder:
+        train(Path(folder), BOOKS.read_text())
+        with sides(tokenizer=folder) as found:
+            _until_tokenized(found)
+            seen, other, _ = _rounds(found, scale.rounds, 20, lambda _: written.seen(), 2)
+            new, _, _ = _rounds(found, scale.rounds, 10, lambda _: written.unseen(), 2)
+        own, library = _tokenizing_us(Path(folder), written, scale.rounds)
+    goal = LONG_GOAL_US["450 KB"]
+    note = f"{own / 1e3:.0f} ms are its tokenizer's, whose library alone takes {library / 1e3:.0f}"
+    return [
+        Bounded("seen but for 4 KB", seen.spent_us, other.spent_us, "µs", goal, lower=True),
+        Bounded(
+            "never seen", new.spent_us, other.spent_us, "µs", goal + own, lower=True, note=note
+        ),
+        Row("never seen, llm-d's", new.spent_us, PUBLISHED_US, "µs", 1.0, lower=True),
+    ]
+
+
+def _tokenizing_us(folder: Path, written: "Texts", rounds: int) -> tuple[float, float]:
+    """Return the processor time of tokenizing a new text: the picker's way, and the library's."""
+    local = LocalTokenizer(read_files(str(folder)), TokenCache(8_000_000))
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    spent: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds + 2):  # the first ones make the tokens of words
+        text = written.text()
+        spent[0].append(_processor_us(partial(local.packed, _completion(text))))
+        spent[1].append(_processor_us(partial(library.encode, text, add_special_tokens=False)))
+    return median(spent[0][2:]), median(spent[1][2:])
+
+
+def _completion(text: str) -> CompletionRequest:
+    return read_completion_request(PATH, json.dumps({"model": MODEL, "prompt": text}).encode())
+
+
+def _processor_us(work: Callable[[], object]) -> float:
+    begun_s = time.process_time()
+    work()
+    return 1e6 * (time.process_time() - begun_s)
+
+
+class Texts:
+    """Conversations as an agent sends them, in turns of 4 KB of words in an order of their own.
+
+    Their special tokens are what a chat template writes; a tokenizer may be used anew behind each.
+    """
+
+    def __init__(self) -> None:
+        self._words, self._random = BOOKS.read_text().split(), Random(3)
+        self._common = self.text(TEXT_BYTES - NEW_BYTES)
+
+    def text(self, size_bytes: int = TEXT_BYTES) -> str:
+        return "".join(self._turn() for _ in range(size_bytes // NEW_BYTES))
+
+    def _turn(self) -> str:
+        words = " ".join(self._random.choices(self._words, k=NEW_BYTES // 2))
+        return f"<|im_start|>user\n{words[: NEW_BYTES - 29]}<|im_end|>\n"
+
+    def seen(self) -> Script:
+        return _script(self._common + self._turn())
+
+    def unseen(self) -> Script:
+        return _script(self.text())
+
+
+def _until_tokenized(found: Sides) -> None:
+    """Wait until the picker tokenizes by itself: it has compared itself with the engine."""
+    at, deadline_s = f"http://127.0.0.1:{found.picker.port}/metrics", time.monotonic() + 60.0
+    body = {"model": MODEL, "prompt": "one two", "max_tokens": 1}
+    while time.monotonic() < deadline_s:
+        httpx.post(f"http://127.0.0.1:{found.picked.port}{PATH}", json=body).raise_for_status()
+        if 'tokenizations_total{outcome="local"}' in httpx.get(at).text:
+            return
+        time.sleep(0.2)
+    raise TimeoutError("the tokenizer is not used")
+
+
+def pickers(scale: Scale) -> list[Row]:
+    """Return the mean TTFT with two pickers, beside that with one."""
+    requests, seeds = (500, 1) if scale.is_quick else (4_000, 3)
+    workloads = {
+        "multi-turn": MultiTurn(requests=requests),
+        "agents": Agents(requests=requests),
+        "shared prompts": SharedPrompts(requests=requests),
+    }
+    rows: list[Row] = []
+    for name, workload in workloads.items():
+        traces = [workload.trace(BLOCK_SIZE, Random(seed)) for seed in range(seeds)]
+        one, two = (
+            mean(_simulated_s(trace, count, seed) for seed, trace in enumerate(traces))
+            for count in (1, 2)
+        )
+        rows.append(Row(name, 1e3 * two, 1e3 * one, "ms", GOALS["pickers"], lower=True))
+    return rows
+
+
+def _simulated_s(trace: Trace, pickers: int, seed: int) -> float:
+    scenario = PHYSICS["plain"].scenario(arrival_speed=1.0, routers=pickers, seed=seed)
+    scenario = replace(scenario, sync_lag_s=SYNC_LAG_S)
+    case = Case(source="", policy=RouterConfig().policy.policy)
+    return summarize(simulate(trace, scenario, partial(core_of, case))).ttft_mean_s
 
 
 def events(scale: Scale) -> list[Row]:
@@ -253,51 +303,17 @@ async def _streamed(found: Sides) -> float:
     return 1e6 * spent_s / AT_ONCE
 
 
-# ── A picker that decides nothing ────────────────────────────────────────────────────────────────
-
-
-class Undecided:
-    """A stream that sends each request to one address."""
-
-    limit_bytes = 1 << 26
-
-    def __init__(self, route: Route, limits: StreamLimits, stream: GrpcStream) -> None:
-        self._route, self._stream, self._state = route, stream, PickerStream(limits)
-
-    def received(self, message: bytes) -> None:
-        answers = self._state.receive(message)
-        if self._state.is_complete and not self._state.is_settled:
-            answers += self._state.route(self._route)
-        self._stream.send(answers)
-
-    def ended(self) -> None:
-        self._stream.finish()
-
-    def expects(self, size_bytes: int) -> None:
-        """Do nothing."""
-
-    def oversized(self) -> None:
-        raise AssertionError
-
-    def lost(self) -> None: ...
-
-
-async def undecided(port: int, address: str) -> None:
-    """Serve at a port until the process ends."""
-    limits = StreamLimits(1 << 26, HttpLimits())
-    begin = partial(Undecided, Route(address, booking="0" * 32), limits)
-    services = {b"/envoy.service.ext_proc.v3.ExternalProcessor/Process": begin}
-    connected = partial(GrpcConnection, services, set(), 100)
-    await asyncio.get_running_loop().create_server(connected, "127.0.0.1", port)
-    await asyncio.Event().wait()
-
-
-MEASURE = {"rate": rate, "added": added, "long": long, "events": events}
+MEASURE = {
+    "rate": rate,
+    "added": added,
+    "long": long,
+    "texts": texts,
+    "events": events,
+    "pickers": pickers,
+}
 
 
 def main() -> int:
-    if sys.argv[1:2] == [UNDECIDED]:
-        uvloop.run(undecided(int(sys.argv[2]), sys.argv[3]))
     arguments = section_parser(__doc__, SECTIONS).parse_args()
     scale = Scale(arguments.quick)
     chosen = {

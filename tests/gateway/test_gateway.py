@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import random
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
 import pytest
@@ -145,6 +145,50 @@ async def test_booking_lasts_as_long_as_the_answer(tmp_path):
             assert await found.active_requests() == 1
         await found.until_free()
         assert await found.ended("answered") >= 1
+
+
+async def test_two_pickers_without_a_bus_place_by_what_both_have_booked(tmp_path):
+    ports, pickers = (free_port(), free_port()), (free_port(), free_port())
+    peers = ",".join(f"127.0.0.1:{port}" for port in ports)
+    routers = [
+        RunningRouter("", name=f"r{port}", http_port=port, epp_port=picker, router_peers=peers,
+                      use_kv_events=False, probe_interval_s=0.0)
+        for port, picker in zip(ports, pickers, strict=True)
+    ]  # fmt: skip
+    engines = [ChunkedEngine(answers), ChunkedEngine(answers)]
+    envoy = Envoy(tmp_path, pickers, [f"127.0.0.1:{each.port}" for each in engines], has_tls=True)
+    async with AsyncExitStack() as stack:
+        for each in (*engines, *routers):
+            await stack.enter_async_context(each.running())
+        for router in routers:
+            for worker_id, engine in enumerate(engines, 1):
+                worker = {"worker_id": worker_id, "endpoint": engine.url, "block_size": 4}
+                assert (await router.post("/workers", worker)).status_code == 201
+            await eventually(router.is_ready)
+        await stack.enter_async_context(envoy.running())
+        client = await stack.enter_async_context(httpx.AsyncClient(timeout=60, limits=LIMITS))
+        found = [Fleet(each, engines, envoy, client) for each in routers]
+        await eventually(lambda: _both_listed(found))
+        for engine in engines:
+            engine.script, engine.bodies[:] = begins, []
+        async with AsyncExitStack() as held:
+            for number in range(8):
+                fields = {**COMPLETION, "prompt": [number] * 40, "stream": True}
+                stream = client.stream("POST", f"{envoy.url}/v1/completions", json=fields)
+                answer = await held.enter_async_context(stream)
+                assert answer.status_code == 200
+                for each in found:  # the other one knows of it before the next one comes
+                    await each.until_active(number + 1)
+            assert [len(engine.bodies) for engine in engines] == [4, 4]
+            streams_of = [await each.metric("kv_router_epp_streams") for each in routers]
+            assert streams_of == [4, 4]
+        for each in found:
+            await each.until_free()
+
+
+async def _both_listed(fleets):
+    """Whether both pickers have their lists: Envoy asks them in turn."""
+    return all([await _is_listed(each) for each in fleets for _ in range(2)])
 
 
 async def test_client_that_vanishes_before_an_answer_leaves_no_booking(tmp_path):

@@ -5,12 +5,14 @@ The routes of the request path are in `hot_routes.py`.
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.types import Receive, Scope, Send
 
 from router.api.batches import BatchCommands
 from router.api.caller_commands import CallerCommand, PotentialLoads, ReadShadow
@@ -147,13 +149,10 @@ class Api:
         stream = streams.join(greeting)
 
         async def records() -> AsyncIterator[bytes]:
-            try:
-                while (waiting := await stream.take()) and is_still_admitted(scope):
-                    yield waiting
-            finally:
-                streams.leave(stream)
+            while (waiting := await stream.take()) and is_still_admitted(scope):
+                yield waiting
 
-        return StreamingResponse(records(), media_type="application/octet-stream")
+        return PeerResponse(records(), partial(streams.leave, stream))
 
     async def busy_thresholds(self, _: Request) -> Response:
         """Return the busy thresholds, and the busy ranks."""
@@ -223,6 +222,21 @@ class Api:
     async def metrics(self, _: Request) -> Response:
         """Return the Prometheus metrics."""
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+class PeerResponse(StreamingResponse):
+    """A stream to another router, which is left however it ends, also before its first byte."""
+
+    def __init__(self, records: AsyncIterator[bytes], leave: Callable[[], None]) -> None:
+        super().__init__(records, media_type="application/octet-stream")
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the records."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._leave()
 
 
 def _number_of(request: Request, name: str) -> int:

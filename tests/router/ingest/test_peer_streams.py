@@ -1,11 +1,13 @@
 """Records in a stream, however its bytes are cut, and queues that are full."""
 
 import asyncio
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.api.http.api import PeerResponse
 from router.errors import WireError
 from router.ingest.errors import TooManyPeersError
 from router.ingest.peer_streams import (
@@ -97,6 +99,25 @@ async def test_the_newest_stream_of_a_router_takes_the_place_of_an_earlier_one()
     ours.leave(later)
     with pytest.raises(BusUnavailableError, match="router 2 is not connected"):
         ours.to(2)
+
+
+async def test_router_that_vanishes_before_the_first_byte_gives_its_place_back():
+    ours = streams()
+    stream = ours.join(other())
+
+    async def records():
+        yield await stream.take()
+
+    async def disconnected():
+        return {"type": "http.disconnect"}
+
+    async def send(_):
+        await asyncio.Event().wait()
+
+    scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
+    leave = partial(ours.leave, stream)
+    await PeerResponse(records(), leave)(scope, disconnected, send)
+    assert len(ours) == 0
 
 
 def test_streams_are_limited():

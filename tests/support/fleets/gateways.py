@@ -271,7 +271,7 @@ def _original_destination():
     }
 
 
-def _picker(port, *, has_tls, is_checked):
+def _picker(ports, *, has_tls, is_checked):
     http = {
         "@type": f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions",
         "explicit_http_config": {"http2_protocol_options": {}},
@@ -285,7 +285,7 @@ def _picker(port, *, has_tls, is_checked):
         "typed_extension_protocol_options": {
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http
         },
-        "load_assignment": _hosts("epp", [f"127.0.0.1:{port}"]),
+        "load_assignment": _hosts("epp", [f"127.0.0.1:{port}" for port in ports]),
     }
     if is_checked:
         check = {
@@ -360,7 +360,10 @@ def bootstrap(
     is_original_destination=False,
     has_log=True,
 ):
-    """The configuration of an Envoy that asks a picker, in each variant of the gateways."""
+    """The configuration of an Envoy that asks a picker, in each variant of the gateways.
+
+    `picker_port`: one, or a tuple of those of several pickers, which are asked in turn.
+    """
     retries = "connect-failure,refused-stream,reset-before-request"
     route = {
         "match": {"prefix": "/"},
@@ -402,7 +405,8 @@ def bootstrap(
         "filter_chains": [{"filters": [{"name": name, "typed_config": manager}]}],
     }
     pool = _original_destination() if is_original_destination else _pool(engines)
-    picker = _picker(picker_port, has_tls=has_tls, is_checked=is_checked)
+    ports = picker_port if isinstance(picker_port, tuple) else (picker_port,)
+    picker = _picker(ports, has_tls=has_tls, is_checked=is_checked)
     return {
         "admin": {"address": _address(f"127.0.0.1:{admin_port}")},
         "node": {"id": "test", "cluster": "test"},
