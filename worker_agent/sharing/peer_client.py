@@ -216,8 +216,13 @@ class PeerClient:
             raise BlocksetError("blocks", reason, allowed, rule="other_layout")
 
     def _ready(self) -> Line:
-        """Return a connection with a new deadline. Raises PeerError."""
+        """Return a connection with a new deadline, one that is open. Raises PeerError.
+
+        A worker closes connections that are idle, and when it ends; its next process may be there.
+        """
         until_s = time.monotonic() + self._timeout_s
+        if self._line is not None and self._line.has_ended:
+            self.close()
         if self._line is None:
             self._line = self._connected(until_s)
         self._line.until_s = until_s

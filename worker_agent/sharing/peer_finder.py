@@ -6,6 +6,7 @@ Answers say where blocks were, not where they are: one that is gone is missing i
 computed. A peer that does not answer in time is left alone for a while, so that it delays few.
 """
 
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from worker_agent.blocks.changes import PeerSource
 from worker_agent.sharing.errors import BlocksetError
 from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.sharing.peer_tier import LEFT_ALONE_S
+
+log = logging.getLogger(__name__)
 
 FIND_S = 0.5
 """Timeout of a question to a peer, which connects first if need be."""
@@ -61,7 +64,12 @@ class _Peer:
         self, number: int, identities: Sequence[bytes], reply: Callable[[_Reply], None]
     ) -> None:
         def run() -> None:
-            reply(_Reply(number, self, self._found(identities)))
+            places = None
+            try:
+                places = self._found(identities)
+            except Exception:
+                log.exception("a question to %s failed", self.address)
+            reply(_Reply(number, self, places))
 
         self.asked_s.append(self._clock())
         self._thread.submit(run)

@@ -27,6 +27,7 @@ that there is TLS. Source: NIST SP 800-38D.
 
 import hmac
 import os
+import select
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -334,6 +335,13 @@ class Line:
     def is_local(self) -> bool:
         """True if files can be sent."""
         return self._socket.family == socket.AF_UNIX
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the other side has closed the connection, while no message is expected."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def send_file(self, descriptor: int) -> None:
         """Send an open file."""

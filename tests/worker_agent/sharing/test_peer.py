@@ -326,6 +326,18 @@ def test_blocks_of_an_unreachable_peer_fail(owner, other):
     assert client.put(other.windows[HOST].outgoing([0]), granted(owner, count=1)) == [FAILED]
 
 
+def test_the_next_process_of_a_worker_is_asked_at_once(owner, other, client):
+    owner.keep(HOST, [1]).release()
+    assert client.find(identities(1, 2)) == [0]
+    port = int(owner.server.addresses[0].rpartition(":")[2])
+    owner.server.close(60)
+    with Worker(1337, port=port) as again:
+        again.keep(HOST, [2]).release()
+        assert client.find(identities(1, 2)) == [1]
+        room = other.windows[HOST].incoming([0])
+        assert client.get_named(identities(2), room) == [DONE]
+
+
 def test_silent_peer_fails_at_the_deadline(other):
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = "tcp://{}:{}".format(*mute.getsockname())
