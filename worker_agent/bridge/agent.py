@@ -208,6 +208,9 @@ class BridgeAgent:
             incarnation=incarnation,
             agent_is_engine=False,
             labels=agent.labels(),
+            block_addresses={
+                each.rank.dp_rank: [each.blocks] for each in self._addresses if each.blocks
+            },
         )
 
     def _readiness(self) -> Readiness:

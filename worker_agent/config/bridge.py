@@ -68,6 +68,14 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             unit="ENDPOINT",
         ),
     ] = None
+    share_listen: Annotated[
+        str | None,
+        about(
+            "share_listen of the vLLM connector in the engine, given likewise or unix:///path: it "
+            "is announced, so that routers name the engine as source of blocks",
+            unit="ENDPOINT",
+        ),
+    ] = None
     events_url: Annotated[
         HttpUrl | None,
         about(
@@ -181,12 +189,13 @@ class BridgeConfig(Struct, frozen=True, kw_only=True):
 
 
 class RankAddresses(Struct, frozen=True):
-    """The sockets of one rank."""
+    """The sockets of one rank. `blocks`: where other engines read its blocks."""
 
     rank: Rank
     engine: EngineAddress
     load: str | None
     tiers: str | None
+    blocks: str | None = None
 
 
 def rank_addresses(config: BridgeConfig) -> list[RankAddresses]:
@@ -198,12 +207,20 @@ def rank_addresses(config: BridgeConfig) -> list[RankAddresses]:
     # The checks above have ensured that `zmq` has a port, which `auto` needs.
     loads = _per_rank("load", _load_endpoint(config.agent, engine), ranks)
     tiers = _per_rank("tiers", engine.tiers, ranks)
-    each = zip(ranks, events, replays, loads, tiers, strict=True)
+    blocks = _blocks_at(engine.share_listen, ranks)
+    each = zip(ranks, events, replays, loads, tiers, blocks, strict=True)
     return [
-        RankAddresses(rank, EngineAddress(event, replay, engine.topic), load, tier)
-        for rank, event, replay, load, tier in each
+        RankAddresses(rank, EngineAddress(event, replay, engine.topic), load, tier, at)
+        for rank, event, replay, load, tier, at in each
         if event is not None
     ]
+
+
+def _blocks_at(text: str | None, ranks: Sequence[Rank]) -> list[str | None]:
+    """Return where each rank's blocks are read; a path is that of all."""
+    if text is not None and text.startswith("unix:///"):
+        return [text for _ in ranks]
+    return _per_rank("share_listen", text, ranks)
 
 
 def _check_sources(agent: AgentConfig, engine: EngineConfig) -> None:

@@ -76,6 +76,20 @@ def test_ranks_may_have_endpoints_of_their_own():
 
 
 @pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ((), [None, None]),
+        (("--share-listen", "tcp://e:7700"), ["tcp://e:7700", "tcp://e:7701"]),
+        (("--share-listen", "tcp://a:1,tcp://b:1"), ["tcp://a:1", "tcp://b:1"]),
+        (("--share-listen", "unix:///run/kv/a"), ["unix:///run/kv/a"] * 2),
+    ],
+)
+def test_places_where_blocks_are_read_are_announced_as_given(flags, found):
+    config = loaded("--zmq", "tcp://e:5557", "--data-parallel-size", "2", *flags)
+    assert [each.blocks for each in rank_addresses(config)] == found
+
+
+@pytest.mark.parametrize(
     ("replay", "base"), [((), 5559), (("--replay", "tcp://e:5558"), 5560),
                          (("--replay", "tcp://e:6000"), 5559)],
 )  # fmt: skip
@@ -97,6 +111,7 @@ def test_sglangs_load_socket_is_found(replay, base):
         (["--zmq", "ipc:///x", "--data-parallel-size", "2"], "zmq"),
         (["--replay", "http://e:1"], "replay"),
         (["--tiers", "http://e:1"], "tiers"),
+        (["--share-listen", "http://e:1"], "share_listen"),
         (["--tiers", "tcp://a:1,tcp://b:1"], "tiers"),
         (["--load", "tcp://e:1"], "load"),
         (["--engine", "sglang", "--load", "auto", "--zmq", "ipc:///x"], "load"),
