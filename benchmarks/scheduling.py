@@ -18,7 +18,14 @@ from msgspec import json, to_builtins
 from msgspec.structs import replace
 from report import RESULTS, Benchmark, keep
 from rows import as_json, as_table, machine
-from scheduling_agents import agents_cases, agents_rows, rollouts_cases, rollouts_rows
+from scheduling_agents import (
+    agents_cases,
+    agents_rows,
+    rollouts_cases,
+    rollouts_rows,
+    users_cases,
+    users_rows,
+)
 from scheduling_hybrid import hybrid_cases, hybrid_rows
 from scheduling_physics import QUICK, physics_cases, physics_rows
 from scheduling_runs import append_to_journal, read_journal, run_all
@@ -36,6 +43,7 @@ ALL = {
     "hybrid": Section(hybrid_cases, hybrid_rows),
     "agents": Section(agents_cases, agents_rows),
     "rollouts": Section(rollouts_cases, rollouts_rows),
+    "users": Section(users_cases, users_rows),
     "slo": Section(slo_cases, slo_rows),
 }
 SPLITS = {"look": (1, 0), "release": (2, 1_000)}

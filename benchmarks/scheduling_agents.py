@@ -1,4 +1,4 @@
-"""The sections `agents` and `rollouts` of `scheduling.py`: traffic in a closed loop.
+"""The sections `agents`, `rollouts` and `users` of `scheduling.py`: traffic in a closed loop.
 
 Engines admit prompts as vLLM does, so that equal ones at once are computed once by each engine that
 gets them.
@@ -10,6 +10,8 @@ found by one replay.
 Groups of rollouts come one after another, or as many side by side as there are workers. A group
 alone is sooner done if every worker computes its prompt, and decodes a part of it; side by side
 they share the fleet, and each prompt should be computed once. Rivals are tuned as for `physics`.
+
+Users are two a worker, on small fleets, as in a first trial of a router.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,6 +32,12 @@ ROLLOUT_FIGURES = ("makespan_s", "session_mean_s", "ttft_mean_s")
 MAKESPAN_GOAL, COMPUTED_GOAL = 0.8, 1.3
 COMPUTED = "prefixes_computed"
 
+USER_WORKERS, USERS_A_WORKER, CONVERSATIONS_A_WORKER = (2, 3, 8), 2, 15
+USER_FIGURES = ("ttft_mean_s", "ttft_p99_s", "e2e_mean_s")
+ROUND_ROBIN = Rival("round-robin")
+AHEAD_GOAL = 0.8
+"""Of mean TTFT beside round-robin."""
+
 SGLANGS = (("balance_abs", 64.0), ("balance_rel", 1.5), ("cache_threshold", 0.3))
 UNTUNED = (
     Rival("dynamo-1.0"),
@@ -38,7 +46,7 @@ UNTUNED = (
     Rival("cache-aware", SGLANGS),
 )
 _PHYSICS = "deferring"
-_REQUESTS_A_SESSION = 35
+_REQUESTS_A_SESSION, _TURNS = 35, 6
 _OVERLOAD = 10.0
 """The factor by which sessions begin sooner while the throughput of a saturated fleet is taken."""
 
@@ -138,7 +146,36 @@ def _mean_makespan(side_by_side: Sequence[Cell], found: Found) -> Row:
     return Row(name, fmean(ratios), 1.0, "ratio", MAKESPAN_GOAL, lower=True, note=note)
 
 
-# ── rows of both ─────────────────────────────────────────────────────────────────────────────────
+# ── users ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def users_cases(plan: Plan, found: Found) -> Iterator[Case]:
+    for cell in user_cells(plan):
+        yield from searched(cell, found, (*UNTUNED, ROUND_ROBIN))
+
+
+def user_cells(plan: Plan) -> Iterator[Cell]:
+    """One for each number of workers."""
+    for workers in USER_WORKERS:
+        options = (("users", USERS_A_WORKER * workers),)
+        fields = {"source": "chat-users", "options": options, "workers": workers}
+        most = (plan.requests or 1_000_000) // _TURNS
+        conversations = min(CONVERSATIONS_A_WORKER * workers, most)
+        name = f"{workers} workers, {USERS_A_WORKER * workers} users"
+        seeds = (plan.first_seed, plan.seeds)
+        yield Cell(_PHYSICS, name, fields, conversations, *seeds, USER_FIGURES, (3, 1), plan.stride)
+
+
+def users_rows(plan: Plan, found: Found) -> Iterator[Row]:
+    for cell in user_cells(plan):
+        for field in USER_FIGURES:
+            yield _beside_best(cell, found, field)
+        ours, theirs = cell.cases(Rival(OURS)), cell.cases(ROUND_ROBIN)
+        name = f"{cell.traffic} ttft_mean_s beside round-robin"
+        yield row(name, found, ours, theirs, "ttft_mean_s", AHEAD_GOAL)
+
+
+# ── rows of all ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _beside_best(cell: Cell, found: Found, field: str) -> Row:

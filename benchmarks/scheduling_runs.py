@@ -27,7 +27,7 @@ from router.simulator.workloads.objectives import ObjectiveMix
 from router.simulator.workloads.registry import WORKLOADS
 
 BLOCK_SIZE = 512
-COUNTED = {"agentic-code": "sessions", "rollouts": "groups"}
+COUNTED = {"agentic-code": "sessions", "chat-users": "conversations", "rollouts": "groups"}
 """What `requests` counts of a workload in a closed loop."""
 
 OBJECTIVES_SEED = 7

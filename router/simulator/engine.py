@@ -158,7 +158,8 @@ class Engine:
         output_steps = total.output_steps + (steps if run is not None and run.requests else 0)
         generated = total.generated_tokens
         generated += 0 if run is None else steps * run.grown_tokens
-        totals = (output_steps, outputs_s, generated, total.preemptions, total.prompt_tokens)
+        prompts = (total.prompt_tokens, total.found_tokens)
+        totals = (output_steps, outputs_s, generated, total.preemptions, *prompts)
         ended = (total.finished_isl_tokens, total.finished_tokens, total.finished_s)
         return ObservedEngine(counters, *totals, *ended, *self._shown)
 

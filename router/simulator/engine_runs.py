@@ -71,7 +71,8 @@ class EngineCounters:
     the tokens computed of their prompts, and the time of these from admission on;
     `finished_isl_tokens`: the lengths of the prompts. `output_steps`: steps that gave an output.
     `outputs_s`: the duration of steps, summed over the requests that decoded in them.
-    `prompt_tokens`: of prompts with their first token. `queried_tokens`: of admitted prompts.
+    `prompt_tokens`, `found_tokens`: computed and cached ones of prompts with their first token.
+    `queried_tokens`: of admitted prompts.
     """
 
     __slots__ = (
@@ -85,6 +86,7 @@ class EngineCounters:
         "finished_isl_tokens",
         "finished_s",
         "finished_tokens",
+        "found_tokens",
         "generated_tokens",
         "output_steps",
         "outputs_s",
@@ -96,7 +98,7 @@ class EngineCounters:
     )
 
     def __init__(self) -> None:
-        self.output_steps = self.prompt_tokens = self.queried_tokens = 0
+        self.output_steps = self.prompt_tokens = self.found_tokens = self.queried_tokens = 0
         self.outputs_s = self.finished_s = 0.0
         self.finished_tokens = self.generated_tokens = self.preemptions = 0
         self.finished_isl_tokens: list[int] = []
@@ -126,6 +128,7 @@ class EngineCounters:
         self.generated_tokens += outputs
         self.output_steps += bool(outputs) and not run.requests
         self.prompt_tokens += sum(work.uncached_tokens(block_size) for work in works)
+        self.found_tokens += sum(work.found_blocks for work in works) * block_size
 
     def end_request(self, work: "Work", block_size: int) -> None:
         """Count a finished request."""
@@ -163,6 +166,7 @@ class ObservedEngine(Struct, frozen=True):
     generated_tokens: int
     preemptions: int
     prompt_tokens: int
+    found_tokens: int
     finished_isl_tokens: Sequence[int]
     finished_tokens: int
     finished_s: float

@@ -33,8 +33,9 @@ def vllm_metrics(engine: Engine, block_size: int, now_s: float) -> str:
         "request_prefill_kv_computed_tokens_sum": seen.finished_tokens,
     }
     lines = [_line(name, value) for name, value in values.items()]
-    source = 'source="local_compute"'
-    lines.append(_line("prompt_tokens_by_source_total", seen.prompt_tokens, source))
+    by_source = {"local_compute": seen.prompt_tokens, "local_cache_hit": seen.found_tokens}
+    for source, tokens in by_source.items():
+        lines.append(_line("prompt_tokens_by_source_total", tokens, f'source="{source}"'))
     size = f'block_size="{block_size}",num_gpu_blocks="{capacity}"'
     lines.append(_line("cache_config_info", 1, size))
     counts = np.searchsorted(np.sort(seen.finished_isl_tokens), _LIMITS, side="right").tolist()

@@ -1,4 +1,4 @@
-"""The sections `agents` and `rollouts`: their loads, and what their rows compare."""
+"""The sections `agents`, `rollouts` and `users`: their loads, and what their rows compare."""
 
 import pytest
 from scheduling_agents import (
@@ -8,6 +8,8 @@ from scheduling_agents import (
     agents_rows,
     rollouts_cases,
     rollouts_rows,
+    users_cases,
+    users_rows,
 )
 from scheduling_physics import CANDIDATES, Rival
 from scheduling_runs import Case, run
@@ -20,7 +22,8 @@ BEST = Rival("lmetric")
 
 
 def summary(seconds, **fields):
-    times = {"ttft_mean_s", "ttft_p99_s", "session_mean_s", "makespan_s", "prefixes_computed"}
+    times = {"ttft_mean_s", "ttft_p99_s", "e2e_mean_s", "session_mean_s", "makespan_s"}
+    times.add("prefixes_computed")
     numbers = {name: seconds if name in times else 0 for name in Summary.__struct_fields__}
     return Summary(**numbers | fields)
 
@@ -66,6 +69,15 @@ def test_rollouts_have_a_mean_for_groups_side_by_side():
     assert (computed.ours, computed.goal) == (pytest.approx(0.9), 1.3)
 
 
+def test_users_are_compared_with_the_best_rival_and_round_robin():
+    rows = list(users_rows(PLAN, searched(users_cases)))
+    assert len(rows) == 3 * 4
+    best, beside = rows[0], rows[3]
+    assert (best.ratio, best.goal) == (pytest.approx(0.9), 1.0)
+    assert (beside.ratio, beside.goal) == (pytest.approx(0.45), 0.8)
+    assert beside.name == "2 workers, 4 users ttft_mean_s beside round-robin"
+
+
 def test_untuned_rivals_are_distinct_and_one_of_each_policy():
     assert len({rival.policy for rival in UNTUNED}) == len(UNTUNED) == 4
     assert {rival.policy for rival in UNTUNED} <= {rival.policy for rival in CANDIDATES}
@@ -73,7 +85,11 @@ def test_untuned_rivals_are_distinct_and_one_of_each_policy():
 
 @pytest.mark.parametrize(
     ("source", "options", "sessions"),
-    [("agentic-code", (("fan_out_chance", 0.2),), 4), ("rollouts", (("prompts", 8),), 4)],
+    [
+        ("agentic-code", (("fan_out_chance", 0.2),), 4),
+        ("chat-users", (), 4),
+        ("rollouts", (("prompts", 8),), 4),
+    ],
 )
 def test_closed_loops_are_replayed_on_the_workers_of_a_case(source, options, sessions):
     case = Case(

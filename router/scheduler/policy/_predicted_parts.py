@@ -110,7 +110,7 @@ class Parts(NamedTuple):
     delay_s: float
     """sum of delays of present requests, by this one and its followers"""
     future_s: float
-    """sum of delays of requests that will come"""
+    """sum of delays of requests that will come, and the wait here of the next that is bound here"""
     pushed_s: float
     """time to recompute evicted blocks that will be needed again"""
     missed_s: float
@@ -213,6 +213,7 @@ def predict(
     delay_s = (1.0 + request.followers) * there * delayed_s
     held_s = compute_s + new_tokens / chunk_tokens * step_s
     future_s = request.arrivals * held_s * (queue_s + prefill_s / 2)
+    future_s += min(request.followers, 1.0) * queue_s
     room_s, pushed = 0.0, 0.0
     if row[CAPACITY_BLOCKS] > 0:
         wanted = (isl_tokens + output_tokens) / row[BLOCK_SIZE] - max(row[CACHED_BLOCKS], booked)

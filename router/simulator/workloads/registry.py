@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from router.simulator.workloads.agentic_code import AgenticCode
+from router.simulator.workloads.chat_users import ChatUsers
 from router.simulator.workloads.contexts import Workload
 from router.simulator.workloads.rollouts import Rollouts
 from router.simulator.workloads.timed import Agents, LongTail, MultiTurn, SharedPrompts
@@ -15,6 +16,7 @@ WORKLOADS: Mapping[str, type[Workload]] = MappingProxyType(
         "agents": Agents,
         "long-tail": LongTail,
         "agentic-code": AgenticCode,
+        "chat-users": ChatUsers,
         "rollouts": Rollouts,
     }
 )

@@ -20,8 +20,9 @@ class SimulateConfig(Struct, frozen=True, kw_only=True):
 
     Workloads whose requests arrive at their times: `shared-prompts`, `multi-turn`, `agents`,
     `long-tail`. In a closed loop, where the next request follows the responses before it:
-    `agentic-code` (tools, people, subagents) and `rollouts` (groups of equal prompts at once), as
-    in `agentic-code:sessions=100,sessions_per_s=0.05`.
+    `agentic-code` (tools, people, subagents), `chat-users` (a fixed number of users at once) and
+    `rollouts` (groups of equal prompts at once), as in
+    `agentic-code:sessions=100,sessions_per_s=0.05`.
     """
 
     trace: Annotated[
@@ -29,7 +30,7 @@ class SimulateConfig(Struct, frozen=True, kw_only=True):
         about(
             "file (Mooncake's JSONL, or written by `kv-router record`), or a workload "
             "(NAME:key=value,…): shared-prompts, multi-turn, agents, long-tail, agentic-code, "
-            "rollouts",
+            "chat-users, rollouts",
             unit="TRACE",
         ),
     ] = ""

@@ -12,6 +12,7 @@ from router.simulator.simulation import simulate
 from router.simulator.summary import session_times_s, summarize
 from router.simulator.traces import FollowUps, Trace, TraceRequest
 from router.simulator.workloads.agentic_code import AgenticCode
+from router.simulator.workloads.chat_users import ChatUsers
 from router.simulator.workloads.rollouts import Rollouts
 from support.fleets.simulator_worlds import hashes_of, make_core, scenario
 
@@ -88,7 +89,9 @@ def test_the_makespan_is_from_the_first_arrival_to_the_last_end():
     assert summarize(outcomes).makespan_s == outcomes.arrivals_s[1] + outcomes.e2e_s[1] - 2.0
 
 
-@pytest.mark.parametrize("workload", [AgenticCode(sessions=3), Rollouts(groups=6)])
+@pytest.mark.parametrize(
+    "workload", [AgenticCode(sessions=3), ChatUsers(conversations=8), Rollouts(groups=6)]
+)
 def test_a_closed_loop_gives_the_same_bits(workload):
     trace = workload.trace(512, Random(1))
 

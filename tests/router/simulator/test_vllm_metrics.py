@@ -49,6 +49,19 @@ def test_a_prompt_counts_at_its_first_token_and_was_admitted_before():
     assert not load.seen.is_working
 
 
+def test_cached_tokens_of_a_prompt_count_at_its_first_token():
+    engine = Engine(llama_70b(), BLOCK_SIZE, reports_growth=False)
+    for number in range(2):
+        prompt = TraceRequest(0.0, 164, 1, list(range(10)))
+        engine.submit(Work(number, str(number), prompt), float(number))
+        load = seen(engine, engine.due_s)
+        assert load.counters.cached_tokens == 0
+        now_s = engine.due_s
+        engine.advance()
+    load = seen(engine, now_s)
+    assert (load.counters.prefill_tokens, load.counters.cached_tokens) == (164 + 4, 160)
+
+
 def test_steps_under_way_are_counted_one_by_one():
     engine = engine_with((100, 50))
     engine.advance()  # what follows is one run of 49 steps

@@ -178,7 +178,7 @@ def predicted_cost(row, new, isl_tokens, output, arriving, followers, reuse, now
     stream_s = output * (step_s + token_s)
     delay_s = (1.0 + followers) * there * (compute_s + output * token_s)
     held_s = compute_s + new / chunk * step_s
-    future_s = arriving * held_s * (queue_s + own_s / 2)
+    future_s = arriving * held_s * (queue_s + own_s / 2) + min(followers, 1.0) * queue_s
     pushed_s = pushed_tokens(row, isl_tokens, output) * reuse * row[ranks.PREFILL_S]
     cost_s = queue_s + wait_for_room_s + own_s + future_s
     cost_s += delay_weight * (stream_s + delay_s + pushed_s)

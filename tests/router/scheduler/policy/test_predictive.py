@@ -89,9 +89,9 @@ def test_the_worked_example():
     assert example[kernel.PREFILL_OWN_S] == pytest.approx(0.2596)
     assert example[kernel.STREAM_S] == pytest.approx(2.4001)
     assert example[kernel.DELAY_S] == pytest.approx(2.56773)
-    assert example[kernel.FUTURE_S] == pytest.approx(0.05254304)
+    assert example[kernel.FUTURE_S] == pytest.approx(0.05254304 + 0.275 / 30)
     assert example[kernel.PUSHED_S] == pytest.approx(0.025)
-    assert example[kernel.COST_S] == pytest.approx(1.08642604)
+    assert example[kernel.COST_S] == pytest.approx(1.08642604 + 0.275 / 30)
 
 
 def test_a_prompt_that_began_long_ago_is_as_good_as_done():
@@ -169,7 +169,7 @@ def test_at_least_one_token_is_computed():
 
 def test_decode_worker_has_no_prefill_cost():
     assert parts({ranks.DECODE_SIDE: 1})[kernel.PREFILL_OWN_S] == pytest.approx(0.0236)
-    assert parts({ranks.DECODE_SIDE: 1})[kernel.FUTURE_S] == 0
+    assert parts({ranks.DECODE_SIDE: 1, ranks.REUSE: 0})[kernel.FUTURE_S] == 0
 
 
 def test_waits_for_room_where_requests_do_not_fit():
@@ -286,14 +286,24 @@ def test_alone_takes_the_best_and_any_that_costs_exactly_as_much():
 
 def test_future_delay_grows_with_the_prefill_share_of_all_ranks():
     tried = (0, 0.5, 0.8)
-    future = {share: parts({ranks.PREFILL_SHARE: share})[kernel.FUTURE_S] for share in tried}
+    future = {
+        share: parts({ranks.PREFILL_SHARE: share, ranks.REUSE: 0})[kernel.FUTURE_S]
+        for share in tried
+    }
     assert future[0] == 0
     assert future[0.8] == pytest.approx(4 * future[0.5])
 
 
-FREE = {CACHED_BLOCKS: 0, ranks.REQUESTS: 0}
-BUSY = {CACHED_BLOCKS: 0}
-SIBLING = {CACHED_BLOCKS: 0, NEW_BLOCKS: 1}
+@pytest.mark.parametrize(("reuse", "followers"), [(0, 0), (3, 0.2), (10, 2 / 3), (30, 1)])
+def test_next_request_that_is_bound_here_waits_here_too(reuse, followers):
+    """A later one is placed anew."""
+    of_this = parts({ranks.REUSE: reuse, ranks.PREFILL_SHARE: 0})
+    assert of_this[kernel.FUTURE_S] == pytest.approx(followers * of_this[kernel.QUEUE_S])
+
+
+FREE = {CACHED_BLOCKS: 0, ranks.REQUESTS: 0, ranks.REUSE: 0}
+BUSY = {CACHED_BLOCKS: 0, ranks.REUSE: 0}
+SIBLING = {CACHED_BLOCKS: 0, NEW_BLOCKS: 1, ranks.REUSE: 0}
 """A prompt of which 9,984 tokens are booked there, and none are cached."""
 
 
