@@ -93,8 +93,8 @@ test-long: $(KERNELS) $(DEV_STAMP)
 	$(PYTEST_FORKED) -m long
 
 # Real vLLM engines on the CPU, 4 GB of memory, twenty minutes; installs vLLM (4 GB) the first time.
-test-vllm: $(DEV_STAMP) $(VLLM_STAMP)
-	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -q -m vllm tests/vllm
+test-vllm: $(DEV_STAMP) $(VLLM_STAMP) .gateway-venv/.installed
+	ENVOY=$(abspath .gateway-venv)/bin/envoy VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -q -m vllm tests/vllm
 
 # On a machine with an NVIDIA GPU: the bytes of copies beside an engine's computation, the connector in a real
 # vLLM, and the benchmark of copies; installs vLLM with CUDA (10 GB) the first time.

@@ -1,5 +1,7 @@
 """A release behind each gateway, and its router before an API server that has its objects."""
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,10 @@ from support.fleets.gateways import (
 )
 from support.processes.api_server import FakeApiServer, check_object
 from support.processes.servers import eventually, free_port
-from support.values.charts import DEPLOY, objects
+from support.values.charts import DEPLOY, RELEASE, objects
 from tests.support.values.settings import flat
 
+ROOT = DEPLOY.parent
 FOLDER = DEPLOY / "gateways"
 GATEWAYS = sorted(path.name.removesuffix(".values.yaml") for path in FOLDER.glob("*.values.yaml"))
 pytestmark = pytest.mark.integration
@@ -61,6 +64,30 @@ def test_objects_of_a_gateway_meet_those_of_its_release(name):
             assert (service in services, namespace) == (True, "kv-router")
         if "targetRef" in spec:
             assert spec["targetRef"]["name"] in pool
+
+
+def test_lines_of_the_guide_name_what_the_release_has():
+    lines = (ROOT / "docs/kubernetes.md").read_text().split("```")[3].splitlines()
+    commands = [shlex.split(line.removeprefix("$ ")) for line in lines if line.startswith("$ ")]
+    assert len(commands) == 10
+    helm, applied, waits, forwards, listed, _, asks = commands[3:]
+    assert [helm[2], helm[helm.index("--namespace") + 1]] == [RELEASE["name"], RELEASE["namespace"]]
+    path, model = helm[helm.index("-f") + 1], helm[-1].removeprefix("engines.model=")
+    values = yaml.safe_load((ROOT / path).read_text())
+    release = objects({**values, "engines": {"model": model}})
+    own = list(yaml.safe_load_all((ROOT / applied[-1]).read_text()))
+    assert waits[-1].removeprefix("deployment/") in of_kind(release, "Deployment")
+    service = of_kind(release, "Service")[forwards[4].removeprefix("service/")]
+    assert int(forwards[5]) in [each["port"] for each in service["spec"]["ports"]]
+    assert f"localhost:{forwards[5]}/workers" in listed
+    assert "inference" in of_kind(own, "Gateway")
+    assert any("get gateway inference " in line for line in lines)
+    (route,) = of_kind(release, "HTTPRoute").values()
+    prefixes = [m["path"]["value"] for rule in route["spec"]["rules"] for m in rule["matches"]]
+    assert asks[2].removeprefix("$GATEWAY").startswith(tuple(prefixes))
+    assert json.loads(asks[-1])["model"] == model
+    engine = str(of_kind(release, "StatefulSet")["kv-engine"]["spec"]["template"])
+    assert model in engine
 
 
 def pods_of(release, engine):

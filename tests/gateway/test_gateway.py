@@ -452,6 +452,7 @@ class Chaos:
         self.envoy.restart()
 
 
+@pytest.mark.timeout(CHAOS_S + 600)
 async def test_chaos_leaves_no_booking(processes, tmp_path):
     found, client, engines = processes
     async with Envoy(tmp_path, found.port, engines, is_checked=False).running() as envoy:
