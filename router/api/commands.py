@@ -291,7 +291,10 @@ class Commands:
         )
 
     def _report(self, command: PrefillComplete | OutputBlock | Free) -> None:
-        _, effects = self.core.handle(command, time.monotonic())
+        now_s = time.monotonic()
+        _, effects = self.core.handle(command, now_s)
+        if self._watch.on_report is not None:
+            self._watch.on_report(command, now_s)
         if effects:
             self._effect_runner.perform(effects)
 

@@ -51,7 +51,8 @@ class Dashboard:
     ) -> None:
         self._board = Board(name, core, status, lambda: metrics.decisions.totals, timeline)
         self.streams = Streams(self._board, max_streams, self._board.feed.watch)
-        watch.onlooker = self._take if max_streams else None
+        if max_streams:
+            watch.onlooker, watch.on_report = self._take, self._board.feed.latencies.report
         tokenizer, decisions = PromptTokenizer(core, Random()), self._board.decisions
         self.pages = Pages(bodies, commands, self.streams, decisions, tokenizer, metrics)
         expose(metrics.registry, "kv_router_dashboard_", _STREAMS, self.streams)

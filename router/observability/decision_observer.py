@@ -5,6 +5,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
+from router.core.commands import Free, OutputBlock, PrefillComplete
 from router.core.placement import Placement
 from router.observability.decision_log import DecisionLog
 from router.observability.decision_metrics import DecisionTotals
@@ -25,8 +26,15 @@ Onlooker: TypeAlias = Callable[[str, SelectRequest, Placement], None]
 """A callback for decisions: command, request, placement. It neither waits nor raises."""
 
 
+Reports: TypeAlias = Callable[[PrefillComplete | OutputBlock | Free, float], None]
+"""A callback for what callers report of requests, and when. It neither waits nor raises."""
+
+
 class DecisionObserver:
-    """The observer of one set of commands. `onlooker`: receives each decision, if set."""
+    """The observer of one set of commands.
+
+    `onlooker`: receives each decision, if set; `on_report`: each report that was accepted.
+    """
 
     def __init__(
         self,
@@ -40,6 +48,7 @@ class DecisionObserver:
         self._tracer = tracer
         self._clock = clock
         self.onlooker: Onlooker | None = None
+        self.on_report: Reports | None = None
         self._turn = 0
         self._timed_s = -inf
 

@@ -90,12 +90,12 @@ async def page(opened, fleet):
         yield page
 
 
-async def ask(fleet, *questions):
+async def ask(fleet, *questions, **fields):
     """Have the fleet answer, so that there is something to see."""
     async with httpx.AsyncClient(base_url=fleet.openai_url, timeout=120) as client:
         for question in questions:
             prompt = question if SYSTEM in question else SYSTEM + question
-            body = {"model": "default", "prompt": prompt, "max_tokens": 2}
+            body = {"model": "default", "prompt": prompt, "max_tokens": 2, **fields}
             answer = await client.post("/v1/completions", json=body)
             assert answer.status_code == 200, answer.text
 
@@ -130,6 +130,9 @@ async def test_workers_decisions_and_prefixes_are_shown_as_they_are(page, fleet)
     await page.until("document.querySelectorAll('#decisions button').length >= 4")
     await page.until("document.querySelectorAll('#prefixes tbody tr').length > 0")
     await page.says("#workers-note", "of 2")
+    await ask(fleet, "Is it streamed?", stream=True)
+    await page.says("#latencies tbody tr:first-child", "predicted")
+    await page.says("#ttft-note", "predicted")
     await page.until("document.querySelector('#hits').textContent.includes('%')")
     await page.page.click("#prefixes tbody button")
     await page.says("#prefixes .holders", "(device)")

@@ -12,6 +12,7 @@ from router.core.views.accuracy import Misprediction, findings, sentence
 from router.dashboard.board.decision_feed import SHOWN, DecisionFeed, SeenDecision
 from router.dashboard.board.frames import Columns, Frame, Point, Prefixes, Totals
 from router.dashboard.board.hit_window import HitWindow
+from router.dashboard.board.latency import LatencyRow
 from router.dashboard.board.table import RANK_COLUMNS, WORKER_COLUMNS, Table
 from router.observability.event_timeline import EventTimeline
 from router.observability.health import ServiceStatus
@@ -61,6 +62,7 @@ class Board:
         self._counted: deque[tuple[float, int]] = deque()
         self._hits = HitWindow(0.0)
         self._placed = (0, 0)
+        self._latencies: list[LatencyRow] = []
         self._totals: Totals | None = None
         self._fades_s = inf
 
@@ -97,6 +99,7 @@ class Board:
         self._revision = max((each.revision for each in events), default=self._revision)
         seen, self._seen = self._seen, []
         self._number += 1
+        self._latencies = self.feed.latencies.rows(now_s)
         return json.encode(
             Frame(
                 number=self._number,
@@ -112,6 +115,7 @@ class Board:
                 prefixes=self._prefixes() if seen else None,
                 mispredicted=self._mispredicted,
                 history=[self._history[-1]],
+                latencies=self._latencies,
             )
         )
 
@@ -135,6 +139,7 @@ class Board:
                 prefixes=self._prefixes(),
                 mispredicted=self._mispredicted,
                 history=list(self._history),
+                latencies=self._latencies,
             )
         )
 
@@ -200,6 +205,7 @@ class Board:
             totals.actual_hits,
             totals.active_requests,
             totals.waiting_requests,
+            *self.feed.latencies.recent(now_s),
         )
 
 

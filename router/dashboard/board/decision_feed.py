@@ -11,6 +11,7 @@ from router.core.core import RouterCore
 from router.core.placement import Placement
 from router.core.views.decisions import LoggedDecision, logged_decision, without_prompt
 from router.dashboard.board.hot_prefixes import HotPrefixes
+from router.dashboard.board.latency import Latencies, Timed
 from router.protocol.requests import SelectRequest
 from router.protocol.values import Rank
 from router.scheduler.terms import OVERLAP_REMOTE
@@ -50,14 +51,15 @@ class _Taken(Struct, frozen=True, eq=False):
     command: str
     request: SelectRequest
     placement: Placement
+    timed: Timed | None
 
 
 class DecisionFeed:
     """A sampler of decisions, at most `PER_S` per second; it counts the skipped ones.
 
-    `kept`: the last ones, oldest first. `is_watched`: there is a viewer. `predicted`: per rank, the
-    prompt tokens of all decisions, and those of them predicted to be cached, since they were last
-    taken; counted for viewers alone.
+    `kept`: the last ones, oldest first. `latencies`: the times of those that were booked.
+    `is_watched`: there is a viewer. `predicted`: per rank, the prompt tokens of all decisions, and
+    those of them predicted to be cached, since they were last taken; counted for viewers alone.
     """
 
     __slots__ = (
@@ -65,6 +67,7 @@ class DecisionFeed:
         "_taken",
         "is_watched",
         "kept",
+        "latencies",
         "number",
         "predicted",
         "prefixes",
@@ -78,6 +81,7 @@ class DecisionFeed:
         self.kept: deque[SeenDecision] = deque(maxlen=KEPT)
         self.number = self.skipped = 0
         self.prefixes = HotPrefixes()
+        self.latencies = Latencies()
         self.predicted: dict[Rank, list[int]] = {}
 
     def take(
@@ -97,7 +101,11 @@ class DecisionFeed:
             return
         per_s, burst = (PER_S, BURST) if self.is_watched else (UNWATCHED_PER_S, WAITING)
         self._due_s = max(self._due_s, now_s - burst / per_s) + 1 / per_s
-        self._taken.append(_Taken(at, command, without_prompt(request), placement))
+        timed = None
+        if command != "select" and request.request_id is not None:
+            model_name, rank = request.model_name, placement.rank
+            timed = self.latencies.begin(request.request_id, model_name, rank, now_s)
+        self._taken.append(_Taken(at, command, without_prompt(request), placement, timed))
 
     def explain_next(self, core: RouterCore, now_s: float) -> SeenDecision | None:
         """Explain the next sampled decision. Returns None if there is none. O(candidates)."""
@@ -114,6 +122,10 @@ class DecisionFeed:
             placement.prompt.block_size,
         )
         decision = logged_decision(core, taken.request, placement, CANDIDATES, taken.at, now_s)
+        if taken.timed is not None:
+            predicted = decision.shown[0].predicted
+            taken.timed.predicted_ttft_s = predicted.time_to_first_token_s
+            taken.timed.predicted_tpot_s = predicted.time_per_output_token_s
         seen = SeenDecision(self.number, taken.command != "select", decision)
         self.kept.append(seen)
         return seen

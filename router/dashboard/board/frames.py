@@ -5,6 +5,7 @@ from msgspec import Struct
 from router.core.views.accuracy import Misprediction
 from router.dashboard.board.decision_feed import SeenDecision
 from router.dashboard.board.hot_prefixes import HotPrefix
+from router.dashboard.board.latency import LatencyRow
 from router.dashboard.board.table import RankRow, WorkerRow
 from router.observability.event_timeline import TimelineEntry
 
@@ -29,7 +30,7 @@ class Totals(Struct, frozen=True):
 
 
 class Point(Struct, frozen=True, array_like=True):
-    """One second of the history, for the curves."""
+    """One sample of the history, for the curves."""
 
     at: float
     decisions_per_s: float
@@ -37,6 +38,8 @@ class Point(Struct, frozen=True, array_like=True):
     actual_hits: float | None
     active_requests: int
     waiting_requests: int
+    ttft_s: float | None
+    predicted_ttft_s: float | None
 
 
 class Prefixes(Struct, frozen=True):
@@ -58,8 +61,8 @@ class Frame(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A message to the page.
 
     `is_whole`: True if the frame replaces all earlier state; otherwise it contains the changes
-    since the last frame. Lines replace those of the same worker or rank. `mispredicted` is complete
-    in every frame. `skipped`: decisions not shown since the start.
+    since the last frame. Lines replace those of the same worker or rank. `mispredicted` and
+    `latencies` are complete in every frame. `skipped`: decisions not shown since the start.
     """
 
     number: int
@@ -79,3 +82,4 @@ class Frame(Struct, frozen=True, omit_defaults=True, kw_only=True):
     prefixes: Prefixes | None = None
     mispredicted: list[Misprediction] = []
     history: list[Point] = []
+    latencies: list[LatencyRow] = []

@@ -1,7 +1,7 @@
 // The tiles: cache hits, load, and trust in the caches.
 
 import { bar, byId, h, replace, say, svg } from "./dom.js";
-import { compact, count, percent, plural, rate } from "./format.js";
+import { compact, count, percent, plural, rate, seconds } from "./format.js";
 
 export const TRUST = ["exact", "lagging", "approximate", "degraded", "blind", "unreachable"];
 
@@ -20,6 +20,37 @@ export function showGlance(store) {
   const saved = totals.predicted_cached_tokens;
   say(byId("active-note"), `${compact(saved)} prompt tokens saved`);
   showTrust(store);
+  showLatency(store);
+}
+
+/** Show the times of sampled requests, as measured and as predicted. */
+function showLatency({ history, latencies, ...store }) {
+  const last = history.at(-1);
+  say(byId("ttft"), seconds(last?.ttft_s));
+  say(byId("ttft-note"), last?.predicted_ttft_s == null ? "no recent reports" : `${seconds(last.predicted_ttft_s)} predicted`);
+  curve(byId("ttft-curve"), history, ["predicted_ttft_s", "ttft_s"], 0, "mean time to the first token, predicted and measured", seconds);
+  const place = byId("latencies");
+  const text = JSON.stringify(latencies);
+  place.hidden = latencies.length === 0;
+  byId("latencies-empty").hidden = latencies.length > 0;
+  if (place.dataset.text === text) return;
+  place.dataset.text = text;
+  const cell = (...parts) => h("td", {}, ...parts);
+  const pair = (measured, predicted) => cell(seconds(measured), predicted === null ? null : h("span", { class: "sub" }, `${seconds(predicted)} predicted`));
+  replace(
+    place.tBodies[0],
+    latencies.map((row) =>
+      h(
+        "tr",
+        {},
+        h("th", { scope: "row" }, row.worker_id === null ? row.model_name : (store.workers.get(row.worker_id)?.name ?? `worker ${row.worker_id}`), h("span", { class: "sub" }, row.worker_id === null ? "all its workers" : row.model_name)),
+        pair(row.ttft_s, row.predicted_ttft_s),
+        pair(row.tpot_s, row.predicted_tpot_s),
+        cell(seconds(row.request_s)),
+        cell(count(row.requests), row.without_first_token ? h("span", { class: "sub" }, `${count(row.without_first_token)} not streamed, or failed`) : null),
+      ),
+    ),
+  );
 }
 
 function hitsNote(totals) {
@@ -56,15 +87,15 @@ const SPAN_S = 900;
 const SHORTEST_S = 60;
 
 /** Draw curves over the last minutes; `top` is the end of the scale, 0 for a round number above the highest value. */
-function curve(place, history, names, top, label) {
-  const highest = top || above(Math.max(1, ...history.map((point) => Math.max(...names.map((name) => point[name] ?? 0)))));
+function curve(place, history, names, top, label, unit = null) {
+  const highest = top || above(Math.max(unit ? 0.001 : 1, ...history.map((point) => Math.max(...names.map((name) => point[name] ?? 0)))));
   const now = history.at(-1)?.at ?? 0;
   const spanS = Math.min(SPAN_S, Math.max(SHORTEST_S, now - (history[0]?.at ?? now)));
   const scale = { now, spanS, highest };
   const lines = names.map((name, i) => svg("path", { d: path(history, name, scale), class: i ? "second" : "first" }));
   const area = names.length === 1 ? [svg("path", { d: path(history, names[0], scale, true), class: "area" })] : [];
   const grid = [0, 0.5, 1].map((part) => svg("line", { x1: 0, x2: WIDTH, y1: HEIGHT * part, y2: HEIGHT * part }));
-  const format = (value) => (top === 1 ? percent(value) : value < 10 ? rate(value) : compact(value));
+  const format = unit ?? ((value) => top === 1 ? percent(value) : value < 10 ? rate(value) : compact(value));
   place.replaceChildren(
     h("span", { class: "scale", "aria-hidden": "true" }, h("span", {}, format(highest)), h("span", {}, format(highest / 2)), h("span", {}, "0")),
     svg(
@@ -81,7 +112,7 @@ function curve(place, history, names, top, label) {
 /** The next of 1, 2, 5, 10, 20, … that is no smaller. */
 function above(value) {
   const ten = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((each) => each * ten).find((each) => each >= value);
+  return [1, 2, 5, 10].map((each) => each * ten).find((each) => each >= value * 0.999);
 }
 
 function path(history, name, { now, spanS, highest }, isClosed = false) {

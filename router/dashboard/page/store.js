@@ -18,6 +18,7 @@ export class Store {
     this.router = this.version = "";
     this.skipped = 0;
     this.mispredicted = [];
+    this.latencies = [];
     this.at = 0;
     this.columns = null;
   }
@@ -46,6 +47,7 @@ export class Store {
     }
     while (this.events.size > MOST_EVENTS) this.events.delete(this.events.keys().next().value);
     this.mispredicted = frame.mispredicted ?? [];
+    this.latencies = frame.latencies ?? [];
     if (frame.prefixes) this.prefixes = frame.prefixes;
     for (const point of frame.history ?? []) this.history.push(named(point, this.columns.history));
     this.history.splice(0, Math.max(0, this.history.length - MOST_POINTS));

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from router.accuracy.observation import Observation
-from router.core.commands import RemoveWorker, Select
+from router.core.commands import Free, PrefillComplete, RemoveWorker, Select, SelectAndReserve
 from router.dashboard.board.board import HISTORY_POINTS, HISTORY_S, Board
 from router.dashboard.board.decision_feed import KEPT, SHOWN
 from router.dashboard.board.frames import Frame
@@ -199,3 +199,19 @@ def test_rates_are_means_of_ten_seconds(world):
     assert rates[:10] == [0.0] * 10
     assert rates[10:20] == [2.0] * 10
     assert rates[20:] == [0.0] * 10
+
+
+def test_times_of_booked_requests_are_beside_their_predictions(world, board):
+    request = SelectRequest(token_ids=[*range(16)], request_id="a")
+    command = SelectAndReserve(request, prepare(request, ()))
+    placement = world.core.handle(command, 0.0)[0]
+    board.feed.take("select_and_reserve", request, placement, 0.0, 1_000.0)
+    board.feed.latencies.report(PrefillComplete("a"), 0.25)
+    board.feed.latencies.report(Free("a"), 2.0)
+    reported = Page().take(frame(board, 3.0))
+    (point,), (model, worker) = reported.history, reported.latencies
+    predicted_s = reported.decisions[0].decision.shown[0].predicted.time_to_first_token_s
+    assert (point.ttft_s, point.predicted_ttft_s) == (0.25, round(predicted_s, 6))
+    assert (model.ttft_s, model.request_s, model.worker_id) == (0.25, 2.0, None)
+    assert worker.worker_id == str(placement.rank.worker_id)
+    assert Page().take(board.whole(1_003.0)).latencies == reported.latencies
