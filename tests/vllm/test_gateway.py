@@ -35,6 +35,10 @@ async def gateway(tmp_path, engines):
         router.close()
 
 
+def fields_of(prompt):
+    return {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 2}
+
+
 async def served_by(engines):
     return [await each.metric("vllm:request_success_total") for each in engines.values()]
 
@@ -43,8 +47,7 @@ async def test_prompts_return_through_envoy_to_the_engine_that_has_them(gateway,
     async with httpx.AsyncClient(base_url=gateway, timeout=REQUEST_S) as client:
 
         async def cached_tokens(number):
-            prompt = [10 + number] * PROMPT_TOKENS
-            fields = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 2}
+            fields = fields_of([10 + number] * PROMPT_TOKENS)
             answer = await client.post("/v1/completions", json=fields)
             assert answer.status_code == 200, answer.text
             return (answer.json()["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
@@ -58,11 +61,7 @@ async def test_prompts_return_through_envoy_to_the_engine_that_has_them(gateway,
         served = [of - probes for of, probes in zip(await served_by(engines), probed, strict=True)]
         assert sum(served) == 2 * PROMPTS
         assert all(served)
-
-
-async def test_answers_stream_through_envoy(gateway):
-    fields = {"model": MODEL_NAME, "prompt": [7] * 40, "max_tokens": 8, "ignore_eos": True}
-    async with httpx.AsyncClient(base_url=gateway, timeout=REQUEST_S) as client:
-        answer = await client.post("/v1/completions", json={**fields, "stream": True})
-    assert answer.status_code == 200
-    assert answer.text.count("data:") == 8 + 1
+        streamed = {**fields_of([7] * 40), "max_tokens": 8, "ignore_eos": True, "stream": True}
+        answer = await client.post("/v1/completions", json=streamed)
+        assert answer.status_code == 200
+        assert answer.text.count("data:") == 8 + 1
