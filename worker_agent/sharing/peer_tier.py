@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 LEFT_ALONE_S = 5.0
 """Pause after a load with a failed block; meanwhile the worker's blocks are computed instead."""
+MAX_LEFT_ALONE_S = 80.0
+"""Limit of the pause, which doubles while loads fail: each failure may take a whole timeout."""
 
 
 class PeerTier:
@@ -25,7 +27,7 @@ class PeerTier:
     Calls block until the client's deadline; they are for a thread, one at a time.
     """
 
-    __slots__ = ("_alone_until_s", "_client", "_clock", "_name", "counters")
+    __slots__ = ("_alone_until_s", "_client", "_clock", "_name", "_pause_s", "counters")
 
     def __init__(
         self, name: str, client: PeerClient, clock: Callable[[], float] = time.monotonic
@@ -35,6 +37,7 @@ class PeerTier:
         self._client = client
         self._clock = clock
         self._alone_until_s = 0.0
+        self._pause_s = LEFT_ALONE_S
 
     def load(
         self, identities: Sequence[bytes], rows: Tensor, *, is_sampled: bool = False
@@ -50,7 +53,10 @@ class PeerTier:
             log.warning("%s refused the request: %s", self._name, error)
             outcomes = [BlockResult.FAILED] * len(identities)
         if BlockResult.FAILED in outcomes:
-            self._alone_until_s = self._clock() + LEFT_ALONE_S
+            self._alone_until_s = self._clock() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, MAX_LEFT_ALONE_S)
+        else:
+            self._pause_s = LEFT_ALONE_S
         self.counters.loaded += outcomes.count(BlockResult.DONE)
         self.counters.failed += outcomes.count(BlockResult.FAILED)
         self.counters.corrupt += outcomes.count(BlockResult.CORRUPT)

@@ -126,6 +126,28 @@ def test_unreachable_peer_is_skipped_for_a_while():
         tier.close()
 
 
+def test_pause_doubles_while_a_peer_fails():
+    now_s, port = [0.0], free_port()
+    client = PeerClient(f"tcp://127.0.0.1:{port}", 1337, peering.TOKEN)
+    tier = PeerTier("worker 1337.0", client, lambda: now_s[0])
+    rows = torch.empty((1, BLOCK_BYTES), dtype=torch.uint8)
+    pauses_s = [LEFT_ALONE_S, 2 * LEFT_ALONE_S]
+    for pause_s in pauses_s:
+        assert tier.load(identities(1), rows) == [BlockResult.FAILED]
+        now_s[0] += pause_s
+    with Worker(1337, port=port) as owner:
+        owner.keep(HOST, [1])
+        assert tier.load(identities(1), rows) == [BlockResult.DONE]
+        owner.server.close(60)
+        assert tier.load(identities(1), rows) == [BlockResult.FAILED]
+    with Worker(1337, port=port) as owner:
+        owner.keep(HOST, [1])
+        assert tier.load(identities(1), rows) == [BlockResult.FAILED]
+        now_s[0] += LEFT_ALONE_S
+        assert tier.load(identities(1), rows) == [BlockResult.DONE]
+    tier.close()
+
+
 def test_peer_with_another_secret_gives_no_blocks(owner):
     client = PeerClient(owner.server.addresses[0], 1337, b"of another deployment")
     tier = PeerTier("worker 1337.0", client)
