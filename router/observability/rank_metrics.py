@@ -11,7 +11,7 @@ from msgspec.structs import astuple
 from prometheus_client import CollectorRegistry
 
 from router.core.core import RouterCore
-from router.runtime.process.metrics import Row, Rows, expose, expose_each, gauge
+from router.runtime.process.metrics import Row, Rows, expose, expose_each, gauge, info
 from router.sequence import rank_table
 
 _RATES = {
@@ -63,13 +63,18 @@ _METRICS: Rows = {
 }
 
 
+_WORKERS: Rows = {
+    "worker": info("Names of a worker, to join with the metrics of its ranks", lambda names: names)
+}
+
+
 def expose_ranks(
     registry: CollectorRegistry,
     core: RouterCore,
     max_ranks: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Add the state of each rank, for the first `max_ranks` in order of id.
+    """Add the state of each rank, for the first `max_ranks` in order of id, and workers' names.
 
     A gauge counts the ranks beyond.
     """
@@ -82,6 +87,13 @@ def expose_ranks(
             has_fault = rank.worker_id in core.fleet.faulty or core.index.has_fault(rank)
             yield astuple(rank), _ShownRank(core.ranks.row(rank), state, has_fault)
 
+    def names() -> Iterator[tuple[tuple[int], dict[str, str]]]:
+        for worker in islice(core.fleet, max_ranks):
+            announced = worker.announcement
+            scope = {"model_name": announced.model_name, "routing_group": announced.routing_group}
+            yield (announced.worker_id,), {"name": announced.name, **scope}
+
     hidden = gauge("Ranks beyond metrics_max_ranks", lambda ranks: max(0, len(ranks) - max_ranks))
     expose(registry, "kv_router_worker_", {"gauges_hidden": hidden}, core.ranks)
     expose_each(registry, "kv_router_worker_", _METRICS, ("worker_id", "dp_rank"), shown)
+    expose_each(registry, "kv_router_", _WORKERS, ("worker_id",), names)

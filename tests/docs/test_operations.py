@@ -59,3 +59,9 @@ def test_links_lead_somewhere(page):
 
 def _anchor(heading):
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def test_every_alert_has_a_runbook_line():
+    alerts = (ROOT / "deploy/chart/files/alerts.yaml").read_text()
+    names = re.findall(r"alert: (\w+)", alerts)
+    assert re.findall(r"^\| `(Kv\w+)` \|", TEXT, re.MULTILINE) == names

@@ -21,6 +21,7 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    InfoMetricFamily,
     Metric,
     UnknownMetricFamily,
 )
@@ -63,6 +64,14 @@ def counter(text: str, read: Read = "", *labels: str) -> Row:
 def unknown(text: str, read: Read = "", *labels: str) -> Row:
     """Return the row of a counter that is exported under its exact name."""
     return Row(UnknownMetricFamily, text, read, labels)
+
+
+def info(text: str, read: Read = "") -> Row:
+    """Return the row of an info metric, which is 1: texts by further label.
+
+    Prometheus appends `_info` to its name.
+    """
+    return Row(InfoMetricFamily, text, read, ())
 
 
 def histogram(text: str, read: Read = "", *labels: str) -> Row:

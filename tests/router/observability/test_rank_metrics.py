@@ -58,3 +58,10 @@ def test_ranks_beyond_the_limit_are_hidden_and_counted():
              if "worker_id" in each.labels}  # fmt: skip
     assert names == {"1", "2"}
     assert registry.get_sample_value("kv_router_worker_gauges_hidden") == 3
+
+
+def test_workers_are_named():
+    world = World()
+    world.worker(7, model_name="m", routing_group="g")
+    labels = {"worker_id": "7", "name": "w7", "model_name": "m", "routing_group": "g"}
+    assert shown(world).get_sample_value("kv_router_worker_info", labels) == 1
