@@ -293,8 +293,9 @@ class Commands:
     def _report(self, command: PrefillComplete | OutputBlock | Free) -> None:
         now_s = time.monotonic()
         _, effects = self.core.handle(command, now_s)
-        if self._watch.on_report is not None:
-            self._watch.on_report(command, now_s)
+        watch = self._watch
+        if watch.on_report is not None and command.request_id in watch.followed:
+            watch.on_report(command, now_s)
         if effects:
             self._effect_runner.perform(effects)
 

@@ -30,7 +30,9 @@ _STREAMS: Rows = {
 }
 _DECISIONS: Rows = {
     "shown_decisions": counter("Decisions sampled for the dashboard", "number"),
-    "skipped_decisions": counter("Decisions not sampled for the dashboard", "skipped"),
+    "skipped_decisions": counter(
+        "Decisions not sampled while a dashboard was connected", "skipped"
+    ),
 }
 
 
@@ -50,13 +52,20 @@ class Dashboard:
         watch: DecisionObserver,
     ) -> None:
         self._board = Board(name, core, status, lambda: metrics.decisions.totals, timeline)
-        self.streams = Streams(self._board, max_streams, self._board.feed.watch)
+        self._watch = watch
+        self.streams = Streams(self._board, max_streams, self._attend)
         if max_streams:
-            watch.onlooker, watch.on_report = self._take, self._board.feed.latencies.report
+            latencies = self._board.feed.latencies
+            watch.onlooker, watch.on_report = self._take, latencies.report
+            watch.followed = latencies.followed
         tokenizer, decisions = PromptTokenizer(core, Random()), self._board.decisions
         self.pages = Pages(bodies, commands, self.streams, decisions, tokenizer, metrics)
         expose(metrics.registry, "kv_router_dashboard_", _STREAMS, self.streams)
         expose(metrics.registry, "kv_router_dashboard_", _DECISIONS, self._board.feed)
 
-    def _take(self, command: str, request: SelectRequest, placement: Placement) -> None:
-        self._board.feed.take(command, request, placement, time.monotonic(), time.time())
+    def _attend(self, *, is_watched: bool) -> None:
+        self._board.feed.watch(is_watched=is_watched)
+        self._watch.look_again()
+
+    def _take(self, command: str, request: SelectRequest, placement: Placement) -> float:
+        return self._board.feed.take(command, request, placement, time.monotonic(), time.time())

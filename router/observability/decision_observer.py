@@ -1,7 +1,7 @@
 """Observation of decisions: all are counted; some are timed, logged or traced."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,9 +22,9 @@ TIMED_EVERY, TIMED_APART_S = 32, 0.1
 A timed decision reads the clock a few times, and hashes in two steps, which adds 5 µs.
 """
 
-Onlooker: TypeAlias = Callable[[str, SelectRequest, Placement], None]
-"""A callback for decisions: command, request, placement. It neither waits nor raises."""
-
+Onlooker: TypeAlias = Callable[[str, SelectRequest, Placement], float]
+"""A callback for decisions: command, request, placement. It neither waits nor raises, and returns
+for how many seconds it wants no other one."""
 
 Reports: TypeAlias = Callable[[PrefillComplete | OutputBlock | Free, float], None]
 """A callback for what callers report of requests, and when. It neither waits nor raises."""
@@ -33,7 +33,8 @@ Reports: TypeAlias = Callable[[PrefillComplete | OutputBlock | Free, float], Non
 class DecisionObserver:
     """The observer of one set of commands.
 
-    `onlooker`: receives each decision, if set; `on_report`: each report that was accepted.
+    `onlooker`: receives decisions, if set; `on_report`: accepted reports of the requests in
+    `followed`. Both are looked for without a call, as nearly all decisions are in no sample.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class DecisionObserver:
         self._clock = clock
         self.onlooker: Onlooker | None = None
         self.on_report: Reports | None = None
+        self.followed: Container[str] = ()
+        self._wanted_s = -inf
         self._turn = 0
         self._timed_s = -inf
 
@@ -83,9 +86,15 @@ class DecisionObserver:
         if self._log is not None:
             self._log.take(request, placement)
         if self.onlooker is not None:
-            self.onlooker(command, request, placement)
+            now_s = self._clock()
+            if now_s >= self._wanted_s:
+                self._wanted_s = now_s + self.onlooker(command, request, placement)
         if self._tracer is not None and stages is not None and stages.is_traced:
             self._tracer.record(command, decision, stages)
+
+    def look_again(self) -> None:
+        """Show the onlooker the next decision, whenever it wanted one."""
+        self._wanted_s = -inf
 
     def _is_due(self) -> bool:
         """Return whether a request is to be timed; False soon after the last."""

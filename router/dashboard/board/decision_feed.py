@@ -23,7 +23,7 @@ WAITING = 8
 """The limit of decisions that wait to be explained; those beyond it are skipped."""
 
 BURST = 4
-"""The decisions sampled at once after a pause; without a viewer, `WAITING`."""
+"""The decisions sampled at once after a pause."""
 
 KEPT = 200
 """The number of decisions that are remembered; about 3 MB of them, where there are 8 candidates."""
@@ -86,26 +86,30 @@ class DecisionFeed:
 
     def take(
         self, command: str, request: SelectRequest, placement: Placement, now_s: float, at: float
-    ) -> None:
-        """Sample a decision. Never raises. O(1).
+    ) -> float:
+        """Sample a decision; return for how many seconds no other one is wanted. O(1).
 
-        Ignores selections without a reservation that are pinned to a worker: a forwarder uses them
-        to look up the endpoint of a worker.
+        Viewers want to count all of them. Ignores selections without a reservation that are pinned
+        to a worker: a forwarder uses them to look up its endpoint. Never raises.
         """
         if request.pinned_worker is not None and command == "select":
-            return
+            return 0.0
         if self.is_watched:
             self._count_predicted(placement)
         if now_s < self._due_s or len(self._taken) >= WAITING:
-            self.skipped += 1
-            return
-        per_s, burst = (PER_S, BURST) if self.is_watched else (UNWATCHED_PER_S, WAITING)
-        self._due_s = max(self._due_s, now_s - burst / per_s) + 1 / per_s
+            self.skipped += self.is_watched
+            return self._rest_s(now_s)
+        per_s = PER_S if self.is_watched else UNWATCHED_PER_S
+        self._due_s = max(self._due_s, now_s - BURST / per_s) + 1 / per_s
         timed = None
         if command != "select" and request.request_id is not None:
             model_name, rank = request.model_name, placement.rank
             timed = self.latencies.begin(request.request_id, model_name, rank, now_s)
         self._taken.append(_Taken(at, command, without_prompt(request), placement, timed))
+        return self._rest_s(now_s)
+
+    def _rest_s(self, now_s: float) -> float:
+        return 0.0 if self.is_watched else max(self._due_s - now_s, 0.0)
 
     def explain_next(self, core: RouterCore, now_s: float) -> SeenDecision | None:
         """Explain the next sampled decision. Returns None if there is none. O(candidates)."""

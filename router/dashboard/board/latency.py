@@ -65,32 +65,32 @@ class Timed(Struct, eq=False):
 
 
 class Latencies:
-    """The sampled requests, running and ended."""
+    """The sampled requests, running and ended. `followed`: the running ones, by id."""
 
-    __slots__ = ("_ended", "_first_tokens", "_open")
+    __slots__ = ("_ended", "_first_tokens", "followed")
 
     def __init__(self) -> None:
-        self._open: OrderedDict[str, Timed] = OrderedDict()
+        self.followed: OrderedDict[str, Timed] = OrderedDict()
         self._ended: deque[Timed] = deque(maxlen=ENDED)
         self._first_tokens: deque[Timed] = deque(maxlen=ENDED)
 
     def begin(self, request_id: str, model_name: str, rank: Rank, now_s: float) -> Timed:
         """Follow a placed request; the predictions are to be set in what is returned."""
-        timed = self._open[request_id] = Timed(model_name, rank, now_s)
-        if len(self._open) > OPEN:
-            self._open.popitem(last=False)
+        timed = self.followed[request_id] = Timed(model_name, rank, now_s)
+        if len(self.followed) > OPEN:
+            self.followed.popitem(last=False)
         return timed
 
     def report(self, command: PrefillComplete | OutputBlock | Free, now_s: float) -> None:
         """Note what a caller reports of a request; others than the followed are ignored. O(1)."""
-        timed = self._open.get(command.request_id)
+        timed = self.followed.get(command.request_id)
         if timed is None:
             return
         if isinstance(command, PrefillComplete) and timed.ttft_s is None:
             timed.ttft_s = now_s - timed.begun_s
             self._first_tokens.append(timed)
         elif isinstance(command, Free):
-            del self._open[command.request_id]
+            del self.followed[command.request_id]
             timed.request_s = now_s - timed.begun_s
             timed.tpot_s = _tpot_s(timed, command.usage)
             self._ended.append(timed)

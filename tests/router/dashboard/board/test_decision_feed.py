@@ -2,6 +2,7 @@ import pytest
 
 from router.core.commands import Select
 from router.dashboard.board.decision_feed import (
+    BURST,
     CANDIDATES,
     KEPT,
     PER_S,
@@ -93,6 +94,15 @@ def test_decisions_are_remembered_without_a_viewer(world):
     assert feed.number == pytest.approx(1_000 * UNWATCHED_PER_S, abs=WAITING)
     assert len(feed.kept) == KEPT
     assert feed.predicted == {}
+
+
+def test_unwatched_feed_names_the_time_for_which_it_wants_no_decision(world):
+    feed, made = DecisionFeed(), decided(world)
+    rests_s = [feed.take("select", *made, 100.0, 0.0) for _ in range(BURST + 1)]
+    assert rests_s[:BURST] == [0.0] * BURST
+    assert 0 < rests_s[-1] <= 1 / UNWATCHED_PER_S
+    feed.watch(is_watched=True)
+    assert {feed.take("select", *made, 100.0, 0.0) for _ in range(100)} == {0.0}
 
 
 def test_sampling_for_viewers_begins_and_ends_at_once(world):
