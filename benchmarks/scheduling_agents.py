@@ -23,6 +23,8 @@ from scheduling_physics import Cell, Rival, replayed_rivals, score, searched
 from scheduling_runs import Case
 from scheduling_sections import OURS, Found, Plan, row
 
+from router.simulator.workloads.chat_users import ChatUsers
+
 LOADS = (0.7, 0.95)
 AGENT_WORKERS, SESSIONS = 8, 160
 AGENT_FIGURES = ("ttft_mean_s", "session_mean_s", "ttft_p99_s")
@@ -46,7 +48,7 @@ UNTUNED = (
     Rival("cache-aware", SGLANGS),
 )
 _PHYSICS = "deferring"
-_REQUESTS_A_SESSION, _TURNS = 35, 6
+_REQUESTS_A_SESSION = 35
 _OVERLOAD = 10.0
 """The factor by which sessions begin sooner while the throughput of a saturated fleet is taken."""
 
@@ -159,7 +161,7 @@ def user_cells(plan: Plan) -> Iterator[Cell]:
     for workers in USER_WORKERS:
         options = (("users", USERS_A_WORKER * workers),)
         fields = {"source": "chat-users", "options": options, "workers": workers}
-        most = (plan.requests or 1_000_000) // _TURNS
+        most = (plan.requests or 1_000_000) // ChatUsers().turns
         conversations = min(CONVERSATIONS_A_WORKER * workers, most)
         name = f"{workers} workers, {USERS_A_WORKER * workers} users"
         seeds = (plan.first_seed, plan.seeds)

@@ -1,4 +1,4 @@
-"""A recorder of commands and decisions to files, which never blocks the event loop.
+"""The recording of commands and decisions in files, without blocking the event loop.
 
     loop: entry ─▶ line of bytes ─▶ bounded queue ─▶ thread: some lines at a time ─▶ file
 

@@ -67,7 +67,10 @@ class Board:
         self._fades_s = inf
 
     def sample(self, now_s: float, at: float) -> None:
-        """Keep a sample, without a viewer: one that comes later gets the complete state. O(1)."""
+        """Keep a sample, without a viewer: one that comes later gets the complete state.
+
+        O(changes + ranks).
+        """
         self._note(now_s, at)
         self._table.take_changed()
         self._table.take_gone()

@@ -112,11 +112,16 @@ def test_blocks_in_own_tiers_are_not_requested(owner, tmp_path):
         assert here.stack.pulled.blocks == 1
 
 
+def unreachable(port, now_s):
+    """The tier of a peer that does not listen yet, with a clock; and memory for one block."""
+    client = PeerClient(f"tcp://127.0.0.1:{port}", 1337, peering.TOKEN)
+    rows = torch.empty((1, BLOCK_BYTES), dtype=torch.uint8)
+    return PeerTier("worker 1337.0", client, lambda: now_s[0]), rows
+
+
 def test_unreachable_peer_is_skipped_for_a_while():
     now_s, port = [0.0], free_port()
-    client = PeerClient(f"tcp://127.0.0.1:{port}", 1337, peering.TOKEN)
-    tier = PeerTier("worker 1337.0", client, lambda: now_s[0])
-    rows = torch.empty((1, BLOCK_BYTES), dtype=torch.uint8)
+    tier, rows = unreachable(port, now_s)
     assert tier.load(identities(1), rows) == [BlockResult.FAILED]
     with Worker(1337, port=port) as owner:
         owner.keep(HOST, [1])
@@ -128,9 +133,7 @@ def test_unreachable_peer_is_skipped_for_a_while():
 
 def test_pause_doubles_while_a_peer_fails():
     now_s, port = [0.0], free_port()
-    client = PeerClient(f"tcp://127.0.0.1:{port}", 1337, peering.TOKEN)
-    tier = PeerTier("worker 1337.0", client, lambda: now_s[0])
-    rows = torch.empty((1, BLOCK_BYTES), dtype=torch.uint8)
+    tier, rows = unreachable(port, now_s)
     pauses_s = [LEFT_ALONE_S, 2 * LEFT_ALONE_S]
     for pause_s in pauses_s:
         assert tier.load(identities(1), rows) == [BlockResult.FAILED]
