@@ -14,6 +14,7 @@ from router.runtime.http_server.config import HttpServerConfig, LogConfig
 from router.runtime.process.settings import COMMON, about
 from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
 from worker_agent.config.base import AgentBusConfig, AgentConfig, WorkerConfig, listed
+from worker_agent.config.sharing import rank_address
 
 if TYPE_CHECKING:
     from router.sequence.hashing.keyed_hashes import HashKeying
@@ -71,11 +72,20 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     share_listen: Annotated[
         str | None,
         about(
-            "share_listen of the vLLM connector in the engine, given likewise or unix:///path: it "
-            "is announced, so that routers name the engine as source of blocks",
+            "share_listen of the vLLM connector in the engine, with the same value, or one for "
+            "each rank: it is announced, so that routers name the engine as source of blocks",
             unit="ENDPOINT",
         ),
     ] = None
+    share_workers: Annotated[
+        int,
+        about(
+            "workers of each data-parallel rank (tensor × pipeline parallel), each of which gives "
+            "its part of a block: the first of rank r is number r × share_workers",
+            ge=1,
+            le=1024,
+        ),
+    ] = 1
     events_url: Annotated[
         HttpUrl | None,
         about(
@@ -207,7 +217,7 @@ def rank_addresses(config: BridgeConfig) -> list[RankAddresses]:
     # The checks above have ensured that `zmq` has a port, which `auto` needs.
     loads = _per_rank("load", _load_endpoint(config.agent, engine), ranks)
     tiers = _per_rank("tiers", engine.tiers, ranks)
-    blocks = _blocks_at(engine.share_listen, ranks)
+    blocks = _blocks_at(engine, ranks)
     each = zip(ranks, events, replays, loads, tiers, blocks, strict=True)
     return [
         RankAddresses(rank, EngineAddress(event, replay, engine.topic), load, tier, at)
@@ -216,11 +226,16 @@ def rank_addresses(config: BridgeConfig) -> list[RankAddresses]:
     ]
 
 
-def _blocks_at(text: str | None, ranks: Sequence[Rank]) -> list[str | None]:
-    """Return where each rank's blocks are read; a path is that of all."""
-    if text is not None and text.startswith("unix:///"):
-        return [text for _ in ranks]
-    return _per_rank("share_listen", text, ranks)
+def _blocks_at(engine: EngineConfig, ranks: Sequence[Rank]) -> list[str | None]:
+    """Return where the first worker of each rank gives blocks."""
+    key, text = "share_listen", engine.share_listen
+    if text is None:
+        return [None for _ in ranks]
+    addresses = listed(text)
+    if len(addresses) == 1:
+        numbers = [rank.dp_rank * engine.share_workers for rank in ranks]
+        return [rank_address(key, addresses[0], number) for number in numbers]
+    return _each_ones(key, [rank_address(key, each, 0) for each in addresses], ranks)
 
 
 def _check_sources(agent: AgentConfig, engine: EngineConfig) -> None:
@@ -253,15 +268,21 @@ def _per_rank(key: str, text: str | None, ranks: Sequence[Rank]) -> list[str | N
     try:
         if len(endpoints) == 1:
             return [rank_endpoint(endpoints[0], rank.dp_rank, key) for rank in ranks]
-        checked: list[str | None] = [rank_endpoint(endpoint, 0, key) for endpoint in endpoints]
+        checked = [rank_endpoint(endpoint, 0, key) for endpoint in endpoints]
     except InvalidFieldError as error:
         raise ConfigError(key, error.reason, error.allowed) from error
-    if len(checked) != len(ranks):
-        problem = f"{len(checked)} endpoints for {len(ranks)} ranks"
+    return _each_ones(key, checked, ranks)
+
+
+def _each_ones(key: str, endpoints: list[str], ranks: Sequence[Rank]) -> list[str | None]:
+    """Return the endpoints given one by one. Raises ConfigError unless each rank has its own."""
+    if len(endpoints) != len(ranks):
+        problem = f"{len(endpoints)} endpoints for {len(ranks)} ranks"
         raise ConfigError(key, problem, "one for rank 0, or one for each rank")
-    if len(set(checked)) != len(checked):
-        raise ConfigError(key, f"an endpoint twice: {text}", "another for each rank")
-    return checked
+    if len(set(endpoints)) != len(endpoints):
+        problem = f"an endpoint twice: {', '.join(endpoints)}"
+        raise ConfigError(key, problem, "another for each rank")
+    return [*endpoints]
 
 
 def _load_endpoint(agent: AgentConfig, engine: EngineConfig) -> str | None:

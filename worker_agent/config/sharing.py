@@ -1,13 +1,37 @@
 """An agent's settings of block sharing between workers."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from msgspec import Struct
 
+from router.errors import ConfigError, InvalidFieldError
+from router.publisher.batch_order.address import rank_endpoint
 from router.runtime.process.setting_rules import ConflictRule, check_rules
 from router.runtime.process.settings import COMMON, about
 from router.runtime.security.config import check_readable
+
+_UNIX = re.compile(r"unix:///[^\s,]+")
+_ADDRESSES = "tcp://host:port, or unix:///path on one host"
+
+
+def rank_address(field: str, address: str, number: int) -> str:
+    """Return where the engine's worker `number` gives blocks, of the address of the first.
+
+    Worker r of data-parallel rank d has number d × workers of a rank + r. It is added to the port,
+    or appended to the path unless it is 0. Raises ConfigError naming the field.
+    """
+    if _UNIX.fullmatch(address):
+        return f"{address}-{number}" if number else address
+    try:
+        if address.startswith("tcp://"):
+            return rank_endpoint(address, number, field)
+    except InvalidFieldError as error:
+        raise ConfigError(
+            field, f"{address!r} for worker {number}: {error.reason}", _ADDRESSES
+        ) from error
+    raise ConfigError(field, f"{address!r} is no address", _ADDRESSES)
 
 
 class SharingSettings(Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from router.protocol.values import Rank
 from worker_agent.blocks.changes import PeerSource
 from worker_agent.sharing.errors import BlocksetError
 from worker_agent.sharing.peer_client import PeerClient
-from worker_agent.sharing.peer_tier import LEFT_ALONE_S
+from worker_agent.sharing.peer_tier import Pause
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class _Reply(Struct, frozen=True):
 class _Peer:
     """One peer and its thread, which alone uses the client."""
 
-    __slots__ = ("_alone_until_s", "_client", "_clock", "_closing", "_thread", "address", "asked_s")
+    __slots__ = ("_client", "_clock", "_closing", "_pause", "_thread", "address", "asked_s")
 
     def __init__(self, address: str, client: PeerClient, clock: Callable[[], float]) -> None:
         self.address = address
@@ -51,8 +51,8 @@ class _Peer:
         """When its open questions were asked; belongs to the finder's owner."""
         self._client = client
         self._clock = clock
-        self._alone_until_s = 0.0
         self._closing = False
+        self._pause = Pause(clock)
         self._thread = ThreadPoolExecutor(1, "peer-finder")
 
     @property
@@ -80,14 +80,14 @@ class _Peer:
         self._thread.shutdown(wait=True)
 
     def _found(self, identities: Sequence[bytes]) -> list[int] | None:
-        if self._closing or self._clock() < self._alone_until_s:
+        if self._closing or self._pause.is_on:
             return None
         try:
             places = self._client.find(identities)
         except BlocksetError:
             places = None
+        self._pause.note(failed=places is None)
         if places is None:
-            self._alone_until_s = self._clock() + LEFT_ALONE_S
             return None
         return [place for place in places if 0 <= place < len(identities)]
 

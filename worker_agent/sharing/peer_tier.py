@@ -16,9 +16,34 @@ from worker_agent.transfer.plan import BlockResult
 log = logging.getLogger(__name__)
 
 LEFT_ALONE_S = 5.0
-"""Pause after a load with a failed block; meanwhile the worker's blocks are computed instead."""
 MAX_LEFT_ALONE_S = 80.0
-"""Limit of the pause, which doubles while loads fail: each failure may take a whole timeout."""
+
+
+class Pause:
+    """The time for which a worker that failed is left alone: 5 s, doubled up to 80 while it fails.
+
+    Meanwhile its blocks are computed. Each failure may take a whole timeout, hence the doubling.
+    """
+
+    __slots__ = ("_clock", "_length_s", "_until_s")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._length_s = LEFT_ALONE_S
+        self._until_s = float("-inf")
+
+    @property
+    def is_on(self) -> bool:
+        """True while the worker is left alone."""
+        return self._clock() < self._until_s
+
+    def note(self, *, failed: bool) -> None:
+        """Record the outcome of a call to the worker."""
+        if not failed:
+            self._length_s = LEFT_ALONE_S
+            return
+        self._until_s = self._clock() + self._length_s
+        self._length_s = min(2 * self._length_s, MAX_LEFT_ALONE_S)
 
 
 class PeerTier:
@@ -27,7 +52,7 @@ class PeerTier:
     Calls block until the client's deadline; they are for a thread, one at a time.
     """
 
-    __slots__ = ("_alone_until_s", "_client", "_clock", "_name", "_pause_s", "counters")
+    __slots__ = ("_client", "_name", "_pause", "counters")
 
     def __init__(
         self, name: str, client: PeerClient, clock: Callable[[], float] = time.monotonic
@@ -35,16 +60,14 @@ class PeerTier:
         self.counters = TierCounters()
         self._name = name
         self._client = client
-        self._clock = clock
-        self._alone_until_s = 0.0
-        self._pause_s = LEFT_ALONE_S
+        self._pause = Pause(clock)
 
     def load(
         self, identities: Sequence[bytes], rows: Tensor, *, is_sampled: bool = False
     ) -> list[BlockResult]:
         """Copy blocks into rows; every block is verified, because it came over a connection."""
         del is_sampled
-        if self._clock() < self._alone_until_s:
+        if self._pause.is_on:
             return [BlockResult.FAILED] * len(identities)
         room = Incoming([row.numpy().data for row in rows[: len(identities)]])
         try:
@@ -52,11 +75,7 @@ class PeerTier:
         except BlocksetError as error:
             log.warning("%s refused the request: %s", self._name, error)
             outcomes = [BlockResult.FAILED] * len(identities)
-        if BlockResult.FAILED in outcomes:
-            self._alone_until_s = self._clock() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, MAX_LEFT_ALONE_S)
-        else:
-            self._pause_s = LEFT_ALONE_S
+        self._pause.note(failed=BlockResult.FAILED in outcomes)
         self.counters.loaded += outcomes.count(BlockResult.DONE)
         self.counters.failed += outcomes.count(BlockResult.FAILED)
         self.counters.corrupt += outcomes.count(BlockResult.CORRUPT)

@@ -81,10 +81,18 @@ def test_ranks_may_have_endpoints_of_their_own():
         ((), [None, None]),
         (("--share-listen", "tcp://e:7700"), ["tcp://e:7700", "tcp://e:7701"]),
         (("--share-listen", "tcp://a:1,tcp://b:1"), ["tcp://a:1", "tcp://b:1"]),
-        (("--share-listen", "unix:///run/kv/a"), ["unix:///run/kv/a"] * 2),
+        (("--share-listen", "unix:///run/kv/a"), ["unix:///run/kv/a", "unix:///run/kv/a-1"]),
+        (
+            ("--share-listen", "tcp://e:7700", "--share-workers", "4"),
+            ["tcp://e:7700", "tcp://e:7704"],
+        ),
+        (
+            ("--share-listen", "unix:///run/a", "--share-workers", "2"),
+            ["unix:///run/a", "unix:///run/a-2"],
+        ),
     ],
 )
-def test_places_where_blocks_are_read_are_announced_as_given(flags, found):
+def test_places_announced_are_those_at_which_the_connector_listens(flags, found):
     config = loaded("--zmq", "tcp://e:5557", "--data-parallel-size", "2", *flags)
     assert [each.blocks for each in rank_addresses(config)] == found
 

@@ -14,8 +14,9 @@ from msgspec import Struct
 
 from router.errors import ConfigError
 from router.protocol.values import Rank
+from worker_agent.config.sharing import rank_address
 from worker_agent.connector.vllm_parts.engine import EngineGeometry
-from worker_agent.connector.vllm_parts.settings import ConnectorSettings, rank_address
+from worker_agent.connector.vllm_parts.settings import ConnectorSettings
 from worker_agent.manager.config import CacheModel
 from worker_agent.manager.manager import KvBlockManager
 from worker_agent.manager.settings import derived_secret

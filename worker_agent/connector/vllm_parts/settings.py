@@ -1,19 +1,18 @@
 """The settings in `kv_connector_extra_config`: tiers, under the agent's names, and peers."""
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from msgspec import Struct
 
-from router.errors import ConfigError, InvalidFieldError
-from router.publisher.batch_order.address import rank_endpoint
+from router.errors import ConfigError
 from router.runtime.http_server.config import HttpServerConfig, LogConfig
 from router.runtime.process.loading import checked
 from router.runtime.process.setting_rules import ConflictRule, check_rules
 from router.runtime.process.settings import about, configured, settings_of
 from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
 from worker_agent.config.base import AgentBusConfig, AgentConfig, WorkerConfig, listed
+from worker_agent.config.sharing import rank_address
 from worker_agent.config.tiers import TierSettings, check_tiers
 
 SOURCE = "kv_connector_extra_config"
@@ -55,8 +54,8 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True):
         str,
         about(
             "address at which other engines read blocks from host memory: tcp://host:port, "
-            "tensor-parallel rank r at port + r (of data-parallel rank d at port + d × ranks + r), "
-            "or unix:///path on one host; empty: none. Needs block_key_file"
+            "worker r of data-parallel rank d at port + n, n = d × workers of a rank + r, or "
+            "unix:///path on one host, with -n; empty: none. Needs block_key_file"
         ),
     ] = ""
     share_peers: Annotated[
@@ -74,22 +73,6 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True):
 
 
 MAX_PEERS = 32
-_UNIX = re.compile(r"unix:///[^\s]+")
-_ADDRESSES = "tcp://host:port, or unix:///path on one host"
-
-
-def rank_address(field: str, address: str, rank: int) -> str:
-    """Return the address of a rank, of that of rank 0. Raises ConfigError naming the field."""
-    if _UNIX.fullmatch(address):
-        return f"{address}-{rank}" if rank else address
-    try:
-        if address.startswith("tcp://"):
-            return rank_endpoint(address, rank, field)
-    except InvalidFieldError as error:
-        raise ConfigError(
-            field, f"{address!r} for rank {rank}: {error.reason}", _ADDRESSES
-        ) from error
-    raise ConfigError(field, f"{address!r} is no address", _ADDRESSES)
 
 
 def _only_keyed(key: str) -> ConflictRule:

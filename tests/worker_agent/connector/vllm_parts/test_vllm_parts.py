@@ -97,7 +97,7 @@ KEYED = {"host_cache_blocks": 1, "block_key_file": "k"}
         ({"share_listen": "tcp://a:1", "host_cache_blocks": 1}, "share_listen: .*fleet's secret"),
         ({"share_peers": "tcp://a:1", "host_cache_blocks": 1}, "share_peers: .*fleet's secret"),
         ({"share_peers": "http://a", **KEYED}, "share_peers: 'http://a' is no address"),
-        ({"share_peers": "tcp://a:0", **KEYED}, "share_peers: 'tcp://a:0' for rank 0: port 0"),
+        ({"share_peers": "tcp://a:0", **KEYED}, "share_peers: 'tcp://a:0' for worker 0: port 0"),
         ({"share_peers": ["tcp://a:1"] * 33, **KEYED}, "share_peers: 33 of them"),
         ({"share_listen": "unix://x", **KEYED}, "share_listen: 'unix://x' is no address"),
         (
