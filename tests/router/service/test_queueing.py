@@ -68,7 +68,12 @@ async def test_request_waits_until_another_ends(router):
 
 
 async def test_request_waits_until_a_worker_joins(router):
-    another = list(range(1_000, 1_040))  # the first's prompt is best computed once, by its worker
+    # Minutes to compute, so that the new worker is sooner ready however slow the test's machine is.
+    minutes = list(range(100_000))
+    long = asked("long", token_ids=minutes)
+    await router.client.delete("/reservations/first")
+    assert (await router.post(BOOK, long)).status_code == 200
+    another = list(range(1_000, 1_040))  # a started prompt is best computed once, by its worker
     later = asyncio.create_task(router.post(BOOK, asked("second", token_ids=another)))
     await waiting(router)
     await router.worker(2)

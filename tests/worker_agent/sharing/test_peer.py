@@ -280,7 +280,7 @@ def got_through(owner, other, old, new):
     """What becomes of block 1 if bytes are changed on the way."""
     room = other.windows[HOST].incoming([0])
     with changing(owner, old, new) as address:
-        client = peering.PeerClient(address, owner.worker_id, peering.TOKEN, timeout_s=5)
+        client = peering.PeerClient(address, owner.worker_id, peering.TOKEN, timeout_s=60)
         outcomes = client.get_named(identities(1), room)
         client.close()
     return outcomes
