@@ -36,12 +36,15 @@ from router.runtime.security.edge import Edge
 from router.runtime.security.guarded import Guarded
 from router.runtime.security.nats_access import nats_access
 from worker_agent.bridge.engine_facts import LearnedFacts, ReconciledFacts
+from worker_agent.bridge.engine_tiers import EngineTiers
 from worker_agent.bridge.metrics import bridge_metrics
 from worker_agent.bridge.metrics_poll import MetricsPoll
+from worker_agent.bridge.peer_watch import PeerWatch
 from worker_agent.bridge.rank import BridgedRank
 from worker_agent.bridge.server import BridgeServer, Readiness
 from worker_agent.config.bridge import BridgeConfig, rank_addresses
-from worker_agent.process.presence import WorkerPresence
+from worker_agent.operations.bus import TierResponder
+from worker_agent.process.presence import Answering, WorkerPresence
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class BridgeAgent:
     def __init__(self, config: BridgeConfig) -> None:
         self._config = config
         self._addresses = rank_addresses(config)
+        self._edge = Edge(config.security)
         self._beacons = ReceivedBeacons()
         self._pacing = Pacing()
         self._turns = SliceScheduler()
@@ -69,6 +73,7 @@ class BridgeAgent:
         self._away_since_s: float | None = None
         self._is_stopping = False
         self._poll = self._metrics_poll()
+        self._tiers = self._engine_tiers()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve the engine until `stop` is set; then withdraw, save the state and close.
@@ -77,16 +82,20 @@ class BridgeAgent:
         """
         config = self._config
         self._make_state_dir()
-        edge = Edge(config.security)
+        edge = self._edge
         limits = HttpLimits.of(config.http, config.security, MAX_CONNECTIONS)
-        metrics = bridge_metrics(lambda: self._facts.model_name, lambda: self._ranks, self._poll)
-        server_of = BridgeServer(config.worker.id, lambda: self._ranks, self._readiness, metrics)
+        metrics = bridge_metrics(
+            lambda: self._facts.model_name, lambda: self._ranks, self._poll, self._tiers
+        )
+        server_of = BridgeServer(
+            config.worker.id, lambda: self._ranks, self._readiness, metrics, self._tiers
+        )
         server = HttpServer(Guarded(server_of.app(), edge.guard), limits, edge.tls)
         with listening(config.security.host, config.http.http_port) as listener:
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(server.serve([listener]))
                 beside = group.create_task(self._run_beside_engine())
-                watching = group.create_task(edge.run())
+                watching = group.create_task(self._watch(edge))
                 log.info(
                     "worker %d (%s) stands beside %s at %s; probes on %s",
                     *(config.worker.id, config.worker.name, config.kind, config.agent.endpoint),
@@ -100,6 +109,13 @@ class BridgeAgent:
                 await serving
                 watching.cancel()
         log.info("worker stopped")
+
+    async def _watch(self, edge: Edge) -> None:
+        """Keep what files and the engine's tiers say up to date, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(edge.run())
+            if self._tiers is not None:
+                group.create_task(self._tiers.run())
 
     async def _run_beside_engine(self) -> None:
         """Run one life after another; an engine with changed facts starts a new life."""
@@ -135,6 +151,7 @@ class BridgeAgent:
             announcement,
             self._ranks,
             self._beacons,
+            self._answering(announcement),
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -213,6 +230,21 @@ class BridgeAgent:
             },
         )
 
+    def _answering(self, announcement: WorkerAnnouncement) -> list[Answering]:
+        """Return the tasks on the bus that concern the engine's tiers."""
+        if self._tiers is None:
+            return []
+        answers = TierResponder(self._tiers, self._config.worker.id, self._edge.guard)
+        if not announcement.block_addresses:
+            return [answers.run]
+        return [answers.run, PeerWatch(self._tiers, announcement).run]
+
+    def _engine_tiers(self) -> EngineTiers | None:
+        if self._config.engine.control_listen is None:
+            return None
+        addresses = {each.rank.dp_rank: each.control for each in self._addresses}
+        return EngineTiers(self._config.worker.id, addresses)
+
     def _readiness(self) -> Readiness:
         """Return the readiness: ready once announced; later problems only degrade it."""
         if self._is_stopping:
@@ -229,6 +261,8 @@ class BridgeAgent:
             last = "" if age_s is None else f"; last read {age_s:.0f} s ago"
             yield redact(f"{self._config.engine.metrics_url}: {poll.problem}{last}")
         yield from filter(None, (rank.problem() for rank in self._ranks))
+        if self._tiers is not None and self._tiers.problem is not None:
+            yield f"its tiers are unknown: {self._tiers.problem}"
 
     def _missing(self) -> Iterator[str]:
         """Yield what the announcement waits for, without any problem."""

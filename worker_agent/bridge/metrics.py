@@ -6,8 +6,10 @@ from prometheus_client import CollectorRegistry
 
 from router.publisher.follower.follower_metrics import expose_followers
 from router.runtime.process.metrics import Rows, counter, expose, expose_each, gauge
+from worker_agent.bridge.engine_tiers import EngineTiers
 from worker_agent.bridge.metrics_poll import MetricsPoll
 from worker_agent.bridge.rank import BridgedRank
+from worker_agent.operations.metrics import expose_levels
 from worker_agent.process.http import BUS_METRICS, RANK_LABELS
 
 _RANK: Rows = {
@@ -37,6 +39,11 @@ _RANK: Rows = {
         lambda rank: 0 if rank.tiers is None else rank.tiers.failures,
     ),
 }
+_TIERS: Rows = {
+    "tier_command_failures": counter(
+        "Commands that the block manager in the engine did not execute", "failures"
+    ),
+}
 _POLL: Rows = {
     "metrics_readings": counter("Readings of the engine's metrics", "readings"),
     "metrics_failures": counter("Readings of the engine's metrics that failed", "failures"),
@@ -50,8 +57,9 @@ def bridge_metrics(
     read_model_name: Callable[[], str],
     read_ranks: Callable[[], Sequence[BridgedRank]],
     poll: MetricsPoll | None,
+    tiers: EngineTiers | None = None,
 ) -> CollectorRegistry:
-    """Return the metrics of all ranks, and of the polling of the engine's own metrics."""
+    """Return the metrics of all ranks, of the polling of the engine's own, and of its tiers."""
     registry = CollectorRegistry()
     expose_followers(registry, lambda: [rank.follower for rank in read_ranks()])
     expose_each(
@@ -61,6 +69,9 @@ def bridge_metrics(
         RANK_LABELS,
         lambda: (((read_model_name(), rank.rank.dp_rank), rank) for rank in read_ranks()),
     )
+    if tiers is not None:
+        expose_levels(registry, read_model_name, lambda: tiers.reports)
+        expose(registry, "kv_agent_", _TIERS, tiers)
     if poll is not None:
         expose(registry, "kv_agent_", _POLL, poll)
     return registry

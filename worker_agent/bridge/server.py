@@ -12,7 +12,15 @@ from starlette.routing import Route
 from router.runtime.security.errors import ForbiddenError
 from router.runtime.security.guarded import caller_of, is_detailed, shown_reason
 from worker_agent.bridge.rank import BridgedRank
-from worker_agent.process.http import Handler, dump_response, json_response, metrics_response
+from worker_agent.operations.http import TierRoutes
+from worker_agent.operations.messages import TierCommands
+from worker_agent.process.http import (
+    Handler,
+    answering,
+    dump_response,
+    json_response,
+    metrics_response,
+)
 
 
 class Readiness(Struct, frozen=True):
@@ -40,21 +48,27 @@ class BridgeServer:
         read_ranks: Callable[[], Sequence[BridgedRank]],
         read_readiness: Callable[[], Readiness],
         registry: CollectorRegistry,
+        tiers: TierCommands | None = None,
     ) -> None:
+        """Set up the handlers; `tiers`: None without a way to the engine's tiers."""
         self._worker_id = worker_id
         self._read_ranks = read_ranks
         self._read_readiness = read_readiness
         self._registry = registry
+        self._tiers = None if tiers is None else TierRoutes(tiers)
 
     def app(self) -> Starlette:
         """Return the application."""
-        routes: tuple[tuple[str, Handler], ...] = (
-            ("/health", self.health),
-            ("/ready", self.ready),
-            ("/metrics", self.metrics),
-            ("/dump", self.dump),
+        routes: tuple[tuple[str, str, Handler], ...] = (
+            ("GET", "/health", self.health),
+            ("GET", "/ready", self.ready),
+            ("GET", "/metrics", self.metrics),
+            ("GET", "/dump", self.dump),
+            *(() if self._tiers is None else self._tiers.routes()),
         )
-        return Starlette(routes=[Route(path, handler) for path, handler in routes])
+        return Starlette(
+            routes=[Route(path, answering(handler), methods=[m]) for m, path, handler in routes]
+        )
 
     async def health(self, _: Request) -> Response:
         """Respond that the process is alive, regardless of engine and bus."""

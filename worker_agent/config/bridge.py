@@ -77,11 +77,19 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             unit="ENDPOINT",
         ),
     ] = None
-    share_workers: Annotated[
+    control_listen: Annotated[
+        str | None,
+        about(
+            "control_listen of the vLLM connector in the engine, with the same value: commands on "
+            "tiers are forwarded to it, and the addresses of other engines with share_listen",
+            unit="ENDPOINT",
+        ),
+    ] = None
+    rank_workers: Annotated[
         int,
         about(
-            "workers of each data-parallel rank (tensor × pipeline parallel), each of which gives "
-            "its part of a block: the first of rank r is number r × share_workers",
+            "workers of each data-parallel rank (tensor × pipeline parallel), each of which has "
+            "its part of a block: the first of rank r is number r × rank_workers",
             ge=1,
             le=1024,
         ),
@@ -199,13 +207,17 @@ class BridgeConfig(Struct, frozen=True, kw_only=True):
 
 
 class RankAddresses(Struct, frozen=True):
-    """The sockets of one rank. `blocks`: where other engines read its blocks."""
+    """The sockets of one rank. `blocks`: where other engines read its blocks.
+
+    `control`: where its workers receive commands.
+    """
 
     rank: Rank
     engine: EngineAddress
     load: str | None
     tiers: str | None
     blocks: str | None = None
+    control: tuple[str, ...] = ()
 
 
 def rank_addresses(config: BridgeConfig) -> list[RankAddresses]:
@@ -220,7 +232,14 @@ def rank_addresses(config: BridgeConfig) -> list[RankAddresses]:
     blocks = _blocks_at(engine, ranks)
     each = zip(ranks, events, replays, loads, tiers, blocks, strict=True)
     return [
-        RankAddresses(rank, EngineAddress(event, replay, engine.topic), load, tier, at)
+        RankAddresses(
+            rank,
+            EngineAddress(event, replay, engine.topic),
+            load,
+            tier,
+            at,
+            _control_of(engine, rank),
+        )
         for rank, event, replay, load, tier, at in each
         if event is not None
     ]
@@ -233,9 +252,20 @@ def _blocks_at(engine: EngineConfig, ranks: Sequence[Rank]) -> list[str | None]:
         return [None for _ in ranks]
     addresses = listed(text)
     if len(addresses) == 1:
-        numbers = [rank.dp_rank * engine.share_workers for rank in ranks]
+        numbers = [rank.dp_rank * engine.rank_workers for rank in ranks]
         return [rank_address(key, addresses[0], number) for number in numbers]
     return _each_ones(key, [rank_address(key, each, 0) for each in addresses], ranks)
+
+
+def _control_of(engine: EngineConfig, rank: Rank) -> tuple[str, ...]:
+    """Return where each worker of a rank receives commands."""
+    if engine.control_listen is None:
+        return ()
+    first = rank.dp_rank * engine.rank_workers
+    return tuple(
+        rank_address("control_listen", engine.control_listen, first + number)
+        for number in range(engine.rank_workers)
+    )
 
 
 def _check_sources(agent: AgentConfig, engine: EngineConfig) -> None:

@@ -22,9 +22,8 @@ from router.runtime.process.json_bodies import decode_body
 from router.runtime.security.guard import Guard
 from router.runtime.security.guarded import identify
 from router.runtime.security.route_scopes import BUS
-from worker_agent.operations.control import TierControl
 from worker_agent.operations.http import BODY_LIMIT_BYTES
-from worker_agent.operations.messages import TierCommand
+from worker_agent.operations.messages import TierCommand, TierCommands
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ log = logging.getLogger(__name__)
 class TierResponder:
     """A responder to commands of callers that the guard admits."""
 
-    def __init__(self, control: TierControl, worker_id: int, guard: Guard) -> None:
+    def __init__(self, control: TierCommands, worker_id: int, guard: Guard) -> None:
         self._control = control
         self._worker_id = worker_id
         self._guard = guard

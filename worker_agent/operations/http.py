@@ -15,13 +15,13 @@ from starlette.responses import Response
 
 from router.errors import InvalidFieldError
 from router.runtime.process.json_bodies import decode_body, read_body
-from worker_agent.operations.control import TierControl
 from worker_agent.operations.messages import (
     ResetAll,
     ResetBlocks,
     ResetPool,
     StatusQuery,
     TierCommand,
+    TierCommands,
 )
 from worker_agent.process.http import Handler, json_response
 
@@ -34,7 +34,7 @@ BODY_TIMEOUT_S = 30.0
 class TierRoutes:
     """The request handlers."""
 
-    def __init__(self, control: TierControl) -> None:
+    def __init__(self, control: TierCommands) -> None:
         self._control = control
 
     def routes(self) -> tuple[tuple[str, str, Handler], ...]:

@@ -3,9 +3,9 @@
 Source: the controller of Dynamo's block manager.
 """
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Protocol, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from worker_agent.blocks.names import CacheLevel
 from worker_agent.blocks.pool_values import PoolCounters
@@ -162,3 +162,43 @@ class BlocksReply(Struct, frozen=True):
 
 
 TierReply: TypeAlias = StatusReply | ResetReply | BlocksReply
+
+
+class TierCommands(Protocol):
+    """What executes commands: in the process of the tiers, or through the agent beside it."""
+
+    async def answer(self, command: TierCommand) -> TierReply:
+        """Execute a command. Raises KvRouterError for one that is refused or fails."""
+
+
+# ── From an agent to the connector in its engine ────────────────────────────────────────────────
+
+
+MAX_NAMED_PEERS = 32
+
+
+class NamePeers(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method",
+    tag="name_peers",
+):  # fmt: skip
+    """A command to look for blocks at these engines; each is its first worker's address."""
+
+    addresses: Annotated[list[str], Meta(max_length=MAX_NAMED_PEERS)]
+
+
+EngineCommand: TypeAlias = TierCommand | NamePeers
+
+
+class EngineRefusal(Struct, frozen=True):
+    """An error of the engine's process: what it says, its code and its HTTP status."""
+
+    reason: str
+    code: str
+    status: int
+
+
+class EngineReply(Struct, frozen=True):
+    """The reply to one command: a TierReply, null for `NamePeers`, or a refusal."""
+
+    reply: Raw = Raw(b"null")
+    refusal: EngineRefusal | None = None

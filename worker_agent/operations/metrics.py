@@ -134,13 +134,7 @@ def expose_tiers(
     read_prompt_tokens: Callable[[], Mapping[int, int]],
 ) -> None:
     """Add the metrics of all tiers. Prompt tokens are those of each rank, computed and cached."""
-
-    def reports(attribute: str) -> Subjects:
-        return lambda: (
-            ((model_name, each.dp_rank, each.level), each)
-            for each in read_reports()
-            if getattr(each, attribute) is not None
-        )
+    expose_levels(registry, lambda: model_name, read_reports)
 
     def ranks() -> Iterator[tuple[tuple[str, int], _Rank]]:
         tiers = {
@@ -152,8 +146,24 @@ def expose_tiers(
             ours = {level: traffic for (rank, level), traffic in tiers.items() if rank == dp_rank}
             yield (model_name, dp_rank), _Rank(ours, block_size, prompt_tokens)
 
+    expose_each(registry, "kvbm_", _RANK, RANK_LABELS, ranks)
+
+
+def expose_levels(
+    registry: CollectorRegistry,
+    read_model_name: Callable[[], str],
+    read_reports: Callable[[], Sequence[LevelReport]],
+) -> None:
+    """Add the metrics of each tier, and of its pool."""
+
+    def reports(attribute: str) -> Subjects:
+        return lambda: (
+            ((read_model_name(), each.dp_rank, each.level), each)
+            for each in read_reports()
+            if getattr(each, attribute) is not None
+        )
+
     level, pool = (*RANK_LABELS, "level"), (*RANK_LABELS, "pool")
     expose_each(registry, "kv_agent_tier_", _LEVEL, level, reports("level"))
     expose_each(registry, "kv_agent_tier_", _TRAFFIC, level, reports("traffic"))
     expose_each(registry, "kvbm_", _POOL, pool, reports("pool"))
-    expose_each(registry, "kvbm_", _RANK, RANK_LABELS, ranks)

@@ -8,6 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.requests import Request
 from starlette.responses import Response
 
+from router.errors import KvRouterError
 from router.protocol.values import Tier
 from router.runtime.process.metrics import Rows, counter, gauge
 from worker_agent.process.presence import RankOnBus
@@ -18,6 +19,24 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 def json_response(value: Any, status: int = 200) -> Response:
     """Return a value as a JSON response."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def answering(handler: Handler) -> Handler:
+    """Wrap a handler so that its errors have OpenAI's format."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except KvRouterError as error:
+            body = {
+                "message": str(error),
+                "type": "invalid_request_error" if error.http_status < 500 else "server_error",
+                "param": error.body().get("field"),
+                "code": error.code,
+            }
+            return json_response({"error": body}, error.http_status)
+
+    return answer
 
 
 def dump_response(worker_id: int, ranks: Sequence[RankOnBus]) -> Response:

@@ -32,10 +32,10 @@ from router.runtime.security.nats_access import nats_access
 from worker_agent.blocks.names import CacheLevel, Naming
 from worker_agent.config.reference import EngineSettings, ReferenceConfig
 from worker_agent.layout.strides import LayoutKind
+from worker_agent.manager.control import ControlledRank, TierControl
 from worker_agent.manager.manager import KvBlockManager
 from worker_agent.manager.settings import cache_model, cache_secret, manager_config
 from worker_agent.operations.bus import TierResponder
-from worker_agent.operations.control import ControlledRank, TierControl
 from worker_agent.process.presence import WorkerPresence
 from worker_agent.reference.engine.cache import CacheLayout
 from worker_agent.reference.engine.engine import EngineConfig, ReferenceEngine

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry
 
 from router.runtime.process.metrics import Rows, counter, expose, expose_each, gauge
-from worker_agent.operations.control import TierControl
+from worker_agent.manager.control import TierControl
 from worker_agent.operations.messages import LevelReport, StatusQuery
 from worker_agent.operations.metrics import expose_tiers
 from worker_agent.process.http import BUS_METRICS, RANK_LABELS

@@ -13,16 +13,22 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from router.errors import InvalidFieldError, KvRouterError
+from router.errors import InvalidFieldError
 from router.protocol.replies import BlockSource
 from router.protocol.values import Rank
 from router.runtime.process.json_bodies import decode_body, read_body
 from router.runtime.security.guarded import caller_of
 from worker_agent.blocks.changes import PeerSource
 from worker_agent.config.reference import EngineSettings
-from worker_agent.operations.control import TierControl
+from worker_agent.manager.control import TierControl
 from worker_agent.operations.http import TierRoutes
-from worker_agent.process.http import Handler, dump_response, json_response, metrics_response
+from worker_agent.process.http import (
+    Handler,
+    answering,
+    dump_response,
+    json_response,
+    metrics_response,
+)
 from worker_agent.reference.chat import ChatRequest, TokenizeRequest
 from worker_agent.reference.completions import AgentResponse, CompletionRequest, checked
 from worker_agent.reference.engine.engine import Generated
@@ -80,7 +86,7 @@ class EngineServer:
             *self._tiers.routes(),
         )
         return Starlette(
-            routes=[Route(path, _answering(handler), methods=[m]) for m, path, handler in routes]
+            routes=[Route(path, answering(handler), methods=[m]) for m, path, handler in routes]
         )
 
     async def completions(self, request: Request) -> Response:
@@ -179,24 +185,6 @@ class EngineServer:
 async def _read(request: Request, decode: Callable[[bytes], T]) -> T:
     raw = await read_body(request.stream(), BODY_LIMIT_BYTES, BODY_TIMEOUT_S)
     return await decode_body(decode, raw)
-
-
-def _answering(handler: Handler) -> Handler:
-    """Wrap a handler so that its errors have OpenAI's format."""
-
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except KvRouterError as error:
-            body = {
-                "message": str(error),
-                "type": "invalid_request_error" if error.http_status < 500 else "server_error",
-                "param": error.body().get("field"),
-                "code": error.code,
-            }
-            return json_response({"error": body}, error.http_status)
-
-    return answer
 
 
 async def _stream(answer: AgentResponse, tokens: Tokens) -> AsyncGenerator[bytes, None]:

@@ -74,9 +74,13 @@ class _Peer:
         self.asked_s.append(self._clock())
         self._thread.submit(run)
 
-    def close(self) -> None:
+    def leave(self) -> None:
         self._closing = True
         self._thread.submit(self._client.close)
+        self._thread.shutdown(wait=False)
+
+    def close(self) -> None:
+        self.leave()
         self._thread.shutdown(wait=True)
 
     def _found(self, identities: Sequence[bytes]) -> list[int] | None:
@@ -106,7 +110,16 @@ class PeerFinder:
     Invariant: each question is answered once, at most `2 * FIND_S` after it was asked.
     """
 
-    __slots__ = ("_clock", "_found", "_open", "_peers", "_replies", "unanswered")
+    __slots__ = (
+        "_clock",
+        "_connect",
+        "_found",
+        "_named",
+        "_open",
+        "_peers",
+        "_replies",
+        "unanswered",
+    )
 
     def __init__(
         self,
@@ -118,6 +131,8 @@ class PeerFinder:
         self.unanswered = 0
         """Number of questions that a peer did not answer."""
         self._clock = clock
+        self._connect = connect
+        self._named: Sequence[str] | None = None
         self._peers = [_Peer(each, connect(each), clock) for each in addresses]
         self._open: dict[int, _Question] = {}
         self._replies: deque[_Reply] = deque()
@@ -130,6 +145,7 @@ class PeerFinder:
         Peers with a question that is late already are not asked.
         """
         self._note_replies()
+        self._note_named()
         named = [peer for peer in self._peers if source is not None and peer.rank == source]
         late_s = self._clock() - FIND_S
         asked = [
@@ -152,16 +168,33 @@ class PeerFinder:
         """Return the peer to load these blocks from; None if none of them was found. O(blocks)."""
         holders = [self._found.get(each) for each in identities]
         peer = next((each for each in holders if each is not None), None)
-        if peer is None or peer.rank is None:
+        if peer is None or peer.rank is None or peer not in self._peers:
             return None
         last = max(place for place, each in enumerate(holders) if each is peer)
         return PeerSource(peer.rank, [peer.address], last + 1)
+
+    def use(self, addresses: Sequence[str]) -> None:
+        """Ask these peers from the next question on, and no others. Any thread may call it."""
+        self._named = list(dict.fromkeys(addresses))
 
     def close(self) -> None:
         """Disconnect, at most `FIND_S` after the call; calling it again has no effect."""
         peers, self._peers = self._peers, []
         for peer in peers:
             peer.close()
+
+    def _note_named(self) -> None:
+        """Connect the peers that are new; those left out end by themselves, without a wait."""
+        addresses, self._named = self._named, None
+        if addresses is None:
+            return
+        known = {peer.address: peer for peer in self._peers}
+        for peer in self._peers:
+            if peer.address not in addresses:
+                peer.leave()
+        self._peers = [
+            known.get(each) or _Peer(each, self._connect(each), self._clock) for each in addresses
+        ]
 
     def _note_replies(self) -> None:
         while self._replies:

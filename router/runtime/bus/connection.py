@@ -219,9 +219,14 @@ async def count_keys(js: JetStreamContext, subjects: Subjects, keys: str) -> int
 
     Raises BusUnavailableError.
     """
+    return len(await key_subjects(js, subjects, keys))
+
+
+async def key_subjects(js: JetStreamContext, subjects: Subjects, keys: str) -> list[str]:
+    """Return the subjects of those keys. Raises BusUnavailableError."""
     async with translated(keys):
         info = await js.stream_info(subjects.bucket_stream, subjects_filter=subjects.key(keys))
-    return len(info.state.subjects or ())
+    return list(info.state.subjects or ())
 
 
 @asynccontextmanager

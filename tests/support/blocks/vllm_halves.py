@@ -83,6 +83,9 @@ class Halves:
             self.scheduler.learn([self.worker.take_events()])
         return over, errors
 
+    def close(self):
+        self.worker.close()
+
     def started(self):
         """The tiers have said that nothing was left of a former life."""
         while not self.worker.manager.stack.is_probed:

@@ -1,9 +1,12 @@
 """An agent beside an engine: the engine's sockets and metrics, a real bus, a whole router."""
 
 import asyncio
+import base64
+import secrets
 import subprocess
 import sys
 from contextlib import asynccontextmanager, closing
+from itertools import count
 
 import msgspec
 import pytest
@@ -19,19 +22,21 @@ from router.protocol.subjects import Subjects
 from router.protocol.values import SCHEME, Identity, Rank, Tier
 from router.runtime.bus.errors import TwinError
 from router.runtime.process.settings import configured
+from support.blocks.vllm_halves import Halves, Request, computed
 from support.engines.engines import names
 from support.engines.metrics_server import MetricsServer, vllm_metrics
 from support.engines.trtllm_server import TrtllmServer
 from support.engines.zmq_engines import Engine, removed, stored
 from support.processes.running import RunningRouter, RunningService
-from support.processes.servers import equals, eventually, free_port
+from support.processes.servers import equals, eventually, free_port, until
 from support.values.token_files import token_lines, token_of
 from worker_agent.blocks.changes import BlockStored
 from worker_agent.blocks.names import BlockName
-from worker_agent.bridge import agent
+from worker_agent.bridge import agent, engine_tiers, peer_watch
 from worker_agent.bridge.agent import BridgeAgent
 from worker_agent.config.bridge import DEFAULT_EVENTS, BridgeConfig
 from worker_agent.connector.tier_publisher import TierPublisher
+from worker_agent.connector.vllm_parts.settings import connector_settings
 from worker_agent.tiers.stack import TierChange
 
 SUBJECTS = Subjects("test")
@@ -615,3 +620,75 @@ async def test_trtllm_ranks_are_separate(nats_server, trtllm_metrics):
         async with RunningRouter(nats_server.url).running() as router, ready(bridge):
             await eventually(lambda: holds(router, blocks(1, 3)))
             await eventually(lambda: holds(router, blocks(7, 9), dp_rank=1))
+
+
+# ── The tiers of a connector in the engine ──────────────────────────────────────────────────────
+
+
+@asynccontextmanager
+async def tiered(nats_url, folder, key_file, number):
+    """An agent, and the halves of a connector in its engine, which share blocks."""
+    address, control = f"tcp://127.0.0.1:{free_port()}", f"unix://{folder}/control-{number}"
+    shared = {"block_key_file": key_file, "share_listen": address, "control_listen": control}
+    settings = {"worker_id": number, "host_cache_blocks": 32, "onboard_always": True, **shared}
+    with (
+        Engine(topic="kv@w") as engine,
+        MetricsServer(vllm_metrics()) as metrics,
+        closing(Halves(connector_settings(settings))) as halves,
+    ):
+        halves.started()
+        bridge = RunningBridge(
+            nats_url, engine, metrics, worker_id=number, name=f"w{number}", **shared
+        )
+        async with ready(bridge):
+            yield bridge, halves
+
+
+async def test_engines_find_each_other_by_announcement_and_agents_forward_commands(
+    nats_server, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(peer_watch, "INTERVAL_S", 0.1)
+    monkeypatch.setattr(engine_tiers, "INTERVAL_S", 0.1)
+    key = tmp_path / "key"
+    key.write_bytes(base64.b64encode(secrets.token_bytes(32)))
+    key.chmod(0o600)
+    async with (
+        tiered(nats_server.url, tmp_path, str(key), 7) as (giver, holding),
+        tiered(nats_server.url, tmp_path, str(key), 8) as (_, asking),
+    ):
+        await asyncio.to_thread(looked_up, holding, "a")
+        computed(holding)
+        keys = map(str, count())
+
+        def is_found():
+            return looked_up(asking, next(keys)) == 8
+
+        await eventually(lambda: asyncio.to_thread(is_found))
+
+        [tier] = (await giver.client.get("/tiers")).json()["tiers"]
+        assert (tier["level"], tier["inactive_blocks"]) == ("G2", 2)
+        line = 'kv_agent_tier_inactive_blocks{dp_rank="0",level="G2",model_name="tiny"} 2.0'
+        await eventually(lambda: is_exposed(giver, line))
+        refused = await giver.client.post("/tiers/reset_pool", json={"level": "G3"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "engine_tiers")
+        done = await giver.client.post("/tiers/reset_pool", json={"level": "G2"})
+        assert done.json()["ranks"][0]["reset"] == ["G2"]
+        assert (await giver.client.get("/tiers")).json()["tiers"][0]["inactive_blocks"] == 0
+        holding.worker.close()
+        assert (await giver.client.get("/tiers")).status_code == 503
+        await eventually(lambda: is_degraded(giver, "its tiers are unknown"))
+
+
+def looked_up(halves, key):
+    """Return how many tokens of the prompt can be loaded, once the peers have answered."""
+    halves.scheduler.begin(Request(key, list(range(10))))
+    until(lambda: halves.step() and halves.scheduler.matched(key, 0, 0.0))
+    return halves.scheduler.matched(key, 0, 0.0).tokens
+
+
+async def is_exposed(bridge, line):
+    return line in (await bridge.client.get("/metrics")).text
+
+
+async def is_degraded(bridge, reason):
+    return any(reason in each for each in await bridge.degraded())

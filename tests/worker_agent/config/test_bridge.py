@@ -83,11 +83,11 @@ def test_ranks_may_have_endpoints_of_their_own():
         (("--share-listen", "tcp://a:1,tcp://b:1"), ["tcp://a:1", "tcp://b:1"]),
         (("--share-listen", "unix:///run/kv/a"), ["unix:///run/kv/a", "unix:///run/kv/a-1"]),
         (
-            ("--share-listen", "tcp://e:7700", "--share-workers", "4"),
+            ("--share-listen", "tcp://e:7700", "--rank-workers", "4"),
             ["tcp://e:7700", "tcp://e:7704"],
         ),
         (
-            ("--share-listen", "unix:///run/a", "--share-workers", "2"),
+            ("--share-listen", "unix:///run/a", "--rank-workers", "2"),
             ["unix:///run/a", "unix:///run/a-2"],
         ),
     ],

@@ -40,6 +40,11 @@ class EngineGeometry(Struct, frozen=True, kw_only=True):
     dp_rank: int = 0
 
     @property
+    def number(self) -> int:
+        """Return the worker's number among those of all data-parallel ranks."""
+        return self.dp_rank * self.num_ranks + self.rank
+
+    @property
     def block_size(self) -> int:
         """Tokens per block of full attention."""
         return BlockGroups(self.groups).full[0][1].block_size

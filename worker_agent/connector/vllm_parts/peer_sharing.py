@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from router.errors import ConfigError
+from router.errors import ConfigError, InvalidFieldError
 from router.protocol.values import Rank
 from worker_agent.config.sharing import rank_address
 from worker_agent.connector.vllm_parts.engine import EngineGeometry
-from worker_agent.connector.vllm_parts.settings import ConnectorSettings
+from worker_agent.connector.vllm_parts.settings import MAX_PEERS, ConnectorSettings
 from worker_agent.manager.config import CacheModel
 from worker_agent.manager.manager import KvBlockManager
 from worker_agent.manager.settings import derived_secret
@@ -51,7 +51,7 @@ class PeerSharing:
     blocks differ in anything but the tokens cannot connect.
     """
 
-    __slots__ = ("_load_timeout_s", "_token", "finder", "sharing")
+    __slots__ = ("_given", "_load_timeout_s", "_rank", "_token", "finder", "sharing")
 
     def __init__(
         self,
@@ -70,21 +70,33 @@ class PeerSharing:
         addresses = [rank_address("share_peers", each, facts.rank) for each in settings.peers]
         listen = settings.share_listen
         if listen:
-            number = facts.dp_rank * facts.num_ranks + facts.rank
-            listen = rank_address("share_listen", listen, number)
+            listen = rank_address("share_listen", listen, facts.number)
         config = _sharing_config(listen, self._token, facts.dp_rank)
         try:
             self.sharing = BlockSharing(manager, model, config)
         except PeerError as error:
             raise ConfigError("share_listen", str(error), "an address to listen at") from error
+        self._rank = facts.rank
+        self._given = addresses
         self.finder = PeerFinder(addresses, self._asking)
-        if addresses:
+        if settings.finds_peers:
             manager.stack.connect_peers(self._loading)
 
     @property
     def counts(self) -> PeerCounts:
         """The counters since the start."""
         return PeerCounts(self.sharing.pulled, self.sharing.counters, self.finder.unanswered)
+
+    def name(self, addresses: Sequence[str]) -> None:
+        """Look for blocks at these engines beside those given. Any thread may call it.
+
+        `addresses`: of the engines' first workers. Raises InvalidFieldError.
+        """
+        try:
+            found = [rank_address("addresses", each, self._rank) for each in addresses]
+        except ConfigError as error:
+            raise InvalidFieldError("addresses", error.reason, error.allowed) from error
+        self.finder.use([*self._given, *found][:MAX_PEERS])
 
     def close(self) -> None:
         """Stop sharing; calling it again has no effect."""

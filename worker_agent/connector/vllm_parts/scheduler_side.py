@@ -135,7 +135,7 @@ class SchedulerSide:
         self._model = facts.model
         self.inventory = Inventory(facts.num_ranks)
         groups = BlockGroups(facts.groups)
-        has_looks = bool(settings.tiers.remote_cache_url or settings.peers)
+        has_looks = bool(settings.tiers.remote_cache_url or settings.finds_peers)
         self._looks = RemoteLookups(facts.num_ranks) if has_looks else None
         self.slots = SlotManager(groups, self._naming(), self.inventory.sources(self._looks))
         self.leader = ConnectorLeader(self.slots)

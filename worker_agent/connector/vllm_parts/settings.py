@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -66,6 +67,20 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
 
+    control_listen: Annotated[
+        str,
+        about(
+            "address at which the agent beside the engine (its --control-listen) sends commands to "
+            "the tiers: tcp://127.0.0.1:port or unix:///path, for each worker as share_listen; "
+            "empty: none"
+        ),
+    ] = ""
+
+    @property
+    def finds_peers(self) -> bool:
+        """True if blocks are looked for at other engines, whether named here or by the agent."""
+        return bool(self.peers or (self.share_listen and self.control_listen))
+
     @property
     def peers(self) -> list[str]:
         """The addresses in `share_peers`."""
@@ -73,6 +88,7 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True):
 
 
 MAX_PEERS = 32
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def _only_keyed(key: str) -> ConflictRule:
@@ -85,6 +101,14 @@ def _only_keyed(key: str) -> ConflictRule:
 
 
 _RULES = _only_keyed("share_listen"), _only_keyed("share_peers")
+
+
+def _check_control(address: str) -> None:
+    """Raise ConfigError unless only processes of this host, or pod, can send commands."""
+    at = urlsplit(rank_address("control_listen", address, 0))
+    if at.scheme == "tcp" and at.hostname not in _LOOPBACK:
+        reason = f"{at.hostname} can be reached from other hosts"
+        raise ConfigError("control_listen", reason, "tcp://127.0.0.1:port or unix:///path")
 
 
 def _check_sharing(settings: ConnectorSettings, sources: Mapping[str, str]) -> None:
@@ -113,6 +137,8 @@ def connector_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
     sources = dict.fromkeys(extra, SOURCE)
     check_tiers(settings, sources)
     _check_sharing(settings, sources)
+    if settings.control_listen:
+        _check_control(settings.control_listen)
     sizes = ("host_cache_blocks", "host_cache_gb", "disk_cache_blocks", "disk_cache_gb")
     if not any(getattr(settings.tiers, size) for size in sizes):
         reason = f"no tier in memory or on disk ({SOURCE})"

@@ -14,9 +14,13 @@ from itertools import pairwise
 
 from torch import Tensor
 
+from router.errors import ConfigError, InvalidFieldError
 from router.protocol.values import SCHEME, Identity, Tier
 from router.publisher.batch_order.address import rank_endpoint
+from router.sequence.hashing.keyed_hashes import HashKeying
 from worker_agent.blocks.changes import PeerSource
+from worker_agent.config.sharing import rank_address
+from worker_agent.connector.control_socket import ControlSocket
 from worker_agent.connector.tier_publisher import TierPublisher
 from worker_agent.connector.vllm_parts.counters import ReportedCounts, Values, of_worker
 from worker_agent.connector.vllm_parts.engine import EngineGeometry, tiers_of
@@ -34,7 +38,9 @@ from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.errors import LayoutError
 from worker_agent.layout.groups import LayoutGroup
 from worker_agent.layout.strides import LayoutKind
+from worker_agent.manager.control import ControlledRank, TierControl
 from worker_agent.manager.manager import KvBlockManager
+from worker_agent.sharing.errors import PeerError
 from worker_agent.sharing.peer_finder import PeerFinder
 from worker_agent.tiers.stack import TierStack
 from worker_agent.transfer.block_tier import BlockTier
@@ -186,6 +192,7 @@ class WorkerSide:
     """The half in one worker. Closing it ends its transfers and releases all memory."""
 
     __slots__ = (
+        "_control",
         "_events",
         "_lookups",
         "_peers",
@@ -215,6 +222,7 @@ class WorkerSide:
         self.manager = KvBlockManager(config)
         self._events: TierPublisher | None = None
         self._peers: PeerSharing | None = None
+        self._control: ControlSocket | None = None
         try:
             if settings.share_listen or settings.peers:
                 self._peers = PeerSharing(settings, facts, self.manager, config.model)
@@ -227,9 +235,26 @@ class WorkerSide:
             self.worker = register_kv_caches(
                 agent, stack, tensors, groups, timeout_s, source_of=self._lookups.source_of
             )
+            if settings.control_listen:
+                self._control = self._controlled(settings, facts)
         except BaseException:
             self.close()
             raise
+
+    def _controlled(self, settings: ConnectorSettings, facts: EngineGeometry) -> ControlSocket:
+        address = rank_address("control_listen", settings.control_listen, facts.number)
+        ranks = {facts.dp_rank: ControlledRank(self.manager, _not_awaited)}
+        control = TierControl(settings.worker.id, HashKeying(settings.block_keys.read()), ranks)
+        try:
+            return ControlSocket(address, control, self._name_peers)
+        except PeerError as error:
+            raise ConfigError("control_listen", str(error), "an address to listen at") from error
+
+    def _name_peers(self, addresses: Sequence[str]) -> None:
+        """Look for blocks at these engines, too. Raises InvalidFieldError."""
+        if self._peers is None:
+            raise InvalidFieldError("addresses", "nothing is shared here", "with share_listen")
+        self._peers.name(addresses)
 
     def void(self, message: bytes) -> None:
         """Give up transfers before the engine overwrites their blocks; may be repeated."""
@@ -273,11 +298,17 @@ class WorkerSide:
 
     def close(self) -> None:
         """Close the tiers. Blocking; calling it again has no effect."""
+        if self._control is not None:
+            self._control.close()
         if self._events is not None:
             self._events.close()
         if self._peers is not None:
             self._peers.close()
         self.manager.close()
+
+
+def _not_awaited() -> None:
+    """Do nothing: changes of the tiers are reported in the engine's next step."""
 
 
 def _events(address: str, facts: EngineGeometry) -> TierPublisher:

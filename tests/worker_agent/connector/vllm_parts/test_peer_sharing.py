@@ -23,6 +23,7 @@ from support.blocks.vllm_halves import (
     hybrid_computed,
 )
 from support.processes.servers import free_port, until
+from worker_agent.bridge.engine_tiers import EngineTiers, EngineTiersError
 from worker_agent.connector.vllm_parts.remote_lookups import LOOK_S
 from worker_agent.connector.vllm_parts.scheduler_side import START_S
 from worker_agent.connector.vllm_parts.settings import connector_settings
@@ -272,3 +273,25 @@ def test_an_address_in_use_is_refused_at_start(key):
             opened(key, share_listen=address),
         ):
             pass
+
+
+async def test_peers_named_by_the_agent_are_asked_until_it_names_others(key, tmp_path):
+    address, control = f"tcp://127.0.0.1:{free_port()}", f"unix://{tmp_path}/control"
+    own = f"tcp://127.0.0.1:{free_port()}"
+    with (
+        opened(key, share_listen=address) as giver,
+        opened(key, share_listen=own, control_listen=control, name="other") as here,
+    ):
+        computed(giver)
+        request = Request("b", TOKENS)
+        assert matched(here, request) == 0
+        finish(here, "b")
+        tiers = EngineTiers(8, {0: [control]})
+        with pytest.raises(EngineTiersError, match="is no address"):
+            await tiers.name_peers(0, ["http://a"])
+        await tiers.name_peers(0, [address])
+        assert matched(here, request) == 8
+        assert not load(here, request, [[7, 9]])
+        finish(here, "b")
+        await tiers.name_peers(0, [])
+        assert matched(here, request) == 0

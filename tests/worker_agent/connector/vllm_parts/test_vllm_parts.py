@@ -74,7 +74,8 @@ def test_tiers_have_the_agent_s_names():
     assert (tiers.host_cache_blocks, tiers.disk_cache_gb, settings.worker.id) == (7, 0.5, 3)
     ours = {each.name for each in settings_of(settings)}
     agents = {each.name for each in settings_of(ReferenceConfig())}
-    assert ours - agents == {"cache_model", "tier_events", "share_listen", "share_peers"}
+    special = {"cache_model", "tier_events", "share_listen", "share_peers", "control_listen"}
+    assert ours - agents == special
 
 
 KEYED = {"host_cache_blocks": 1, "block_key_file": "k"}

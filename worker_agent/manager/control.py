@@ -16,6 +16,7 @@ from router.sequence.hashing.keyed_hashes import HashKeying
 from worker_agent.blocks.names import CacheLevel
 from worker_agent.blocks.pool_values import NamedBlocks, ResetOutcome
 from worker_agent.manager.manager import KvBlockManager
+from worker_agent.manager.reports import levels_of, on_bus, reports
 from worker_agent.operations.messages import (
     BlocksReply,
     BlocksReset,
@@ -29,7 +30,6 @@ from worker_agent.operations.messages import (
     TierCommand,
     TierReply,
 )
-from worker_agent.operations.reports import levels_of, on_bus, reports
 from worker_agent.storage.errors import StorageError
 from worker_agent.transfer.block_tier import BlockTier
 

@@ -11,6 +11,7 @@ from router.protocol.values import Tier
 from router.runtime.kernels.hash_key import derive
 from router.sequence.hashing.keyed_hashes import HashKeying
 from worker_agent.blocks.names import BlockName, CacheLevel
+from worker_agent.manager import control
 from worker_agent.manager.config import (
     BlockManagerConfig,
     CacheModel,
@@ -19,9 +20,8 @@ from worker_agent.manager.config import (
     RuntimeConfig,
     TierLayout,
 )
+from worker_agent.manager.control import ControlledRank, TierControl
 from worker_agent.manager.manager import KvBlockManager
-from worker_agent.operations import control
-from worker_agent.operations.control import ControlledRank, TierControl
 from worker_agent.operations.messages import ResetAll, ResetBlocks, ResetPool, StatusQuery
 from worker_agent.storage.errors import StorageError
 

@@ -1,0 +1,206 @@
+"""The tiers of a block manager in the engine: commands forwarded to the engine's processes.
+
+GET /tiers, NATS ─▶ EngineTiers.answer ─▶ every worker of the rank ─▶ its ControlSocket
+metrics          ◀─ the last status, asked for every `INTERVAL_S`
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from router.errors import InvalidFieldError, KvRouterError
+from router.protocol.values import UNREADABLE
+from worker_agent.blocks.names import CacheLevel
+from worker_agent.operations.messages import (
+    BlocksReply,
+    BlocksReset,
+    EngineCommand,
+    EngineReply,
+    LevelReport,
+    NamePeers,
+    RankReset,
+    ResetAll,
+    ResetBlocks,
+    ResetPool,
+    ResetReply,
+    StatusQuery,
+    StatusReply,
+    TierCommand,
+    TierReply,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", StatusReply, ResetReply, BlocksReply)
+
+INTERVAL_S = 2.0
+TIMEOUT_S = 15.0
+"""More than the time that a command may take in the engine."""
+MAX_REPLY_BYTES = 64 << 20
+
+
+class EngineTiersError(KvRouterError):
+    """The engine's process refused a command, or could not be reached."""
+
+    code = "engine_tiers"
+
+    def __init__(self, address: str, reason: str, status: int = 503) -> None:
+        super().__init__(f"{address}: {reason}")
+        self.address = address
+        self.reason = reason
+        self._status = status
+
+    @property
+    def http_status(self) -> int:  # type: ignore[override]
+        """The status that the engine's process has given; 503 if it could not be reached."""
+        return self._status
+
+
+class EngineTiers:
+    """The tiers of all ranks of one engine, each with one or more workers."""
+
+    def __init__(self, worker_id: int, addresses: Mapping[int, Sequence[str]]) -> None:
+        """Set up the forwarding; `addresses`: of each rank's workers, the first one first."""
+        self._worker_id = worker_id
+        self._addresses = addresses
+        self.reports: Sequence[LevelReport] = ()
+        """The state when it was last asked for; empty while the engine does not answer."""
+        self.problem: str | None = None
+        self.failures = 0
+        """Number of commands that an engine's process did not execute."""
+
+    async def run(self) -> None:
+        """Keep `reports` up to date, until cancelled."""
+        while True:
+            try:
+                self.reports = (await self._status(StatusQuery())).tiers
+                self.problem = None
+            except KvRouterError as error:
+                if self.problem is None:
+                    log.warning("the engine's tiers are unknown: %s", error)
+                self.reports, self.problem = (), str(error)
+            await asyncio.sleep(INTERVAL_S)
+
+    async def answer(self, command: TierCommand) -> TierReply:
+        """Have a command executed by all workers that it concerns.
+
+        Raises InvalidFieldError for a rank that there is not, and EngineTiersError.
+        """
+        match command:
+            case StatusQuery():
+                return await self._status(command)
+            case ResetPool() | ResetAll():
+                return ResetReply(
+                    self._worker_id,
+                    [
+                        _all_reset(dp_rank, await self._of_all(dp_rank, command, ResetReply))
+                        for dp_rank in self._chosen(command.dp_rank)
+                    ],
+                )
+            case ResetBlocks():
+                return BlocksReply(
+                    self._worker_id,
+                    command.level,
+                    [
+                        _all_removed(dp_rank, await self._of_all(dp_rank, command, BlocksReply))
+                        for dp_rank in self._chosen(command.dp_rank)
+                    ],
+                )
+
+    async def name_peers(self, dp_rank: int, addresses: Sequence[str]) -> None:
+        """Have a rank look for blocks at these engines. Raises EngineTiersError."""
+        command = NamePeers(addresses=list(addresses))
+        for address in self._addresses[dp_rank]:
+            await self._asked(address, command)
+
+    async def _status(self, query: StatusQuery) -> StatusReply:
+        """Return the status of each rank's first worker: the others hold parts of the same."""
+        found = [
+            await self._reply(self._addresses[dp_rank][0], query, StatusReply)
+            for dp_rank in self._chosen(query.dp_rank)
+        ]
+        advice = dict.fromkeys(line for each in found for line in each.advice)
+        tiers = [report for each in found for report in each.tiers]
+        return StatusReply(self._worker_id, tiers, list(advice))
+
+    async def _of_all(self, dp_rank: int, command: TierCommand, expected: type[T]) -> list[T]:
+        return [
+            await self._reply(address, command, expected) for address in self._addresses[dp_rank]
+        ]
+
+    async def _reply(self, address: str, command: TierCommand, expected: type[T]) -> T:
+        raw = await self._asked(address, command)
+        try:
+            return msgspec.json.decode(raw, type=expected)
+        except UNREADABLE as error:
+            self.failures += 1
+            raise EngineTiersError(address, f"not a reply of a connector: {error}") from error
+
+    async def _asked(self, address: str, command: EngineCommand) -> bytes:
+        """Return the reply of one worker. Raises EngineTiersError."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                line = await _exchanged(address, msgspec.json.encode(command) + b"\n")
+            answer = msgspec.json.decode(line, type=EngineReply)
+        except (OSError, TimeoutError, ValueError, *UNREADABLE) as error:
+            self.failures += 1
+            reason = str(error) or type(error).__name__
+            raise EngineTiersError(address, reason) from error
+        if answer.refusal is not None:
+            self.failures += 1
+            raise EngineTiersError(address, answer.refusal.reason, answer.refusal.status)
+        return bytes(answer.reply)
+
+    def _chosen(self, dp_rank: int | None) -> Sequence[int]:
+        if dp_rank is None:
+            return list(self._addresses)
+        if dp_rank not in self._addresses:
+            raise InvalidFieldError("dp_rank", f"{dp_rank}", ", ".join(map(str, self._addresses)))
+        return [dp_rank]
+
+
+async def _exchanged(address: str, line: bytes) -> bytes:
+    """Send one line, and return the line that answers it. Raises OSError, ValueError."""
+    at = urlsplit(address)
+    if at.scheme == "unix":
+        reader, writer = await asyncio.open_unix_connection(at.path, limit=MAX_REPLY_BYTES)
+    else:
+        reader, writer = await asyncio.open_connection(at.hostname, at.port, limit=MAX_REPLY_BYTES)
+    with closing(writer):
+        writer.write(line)
+        await writer.drain()
+        answer = await reader.readline()
+    if not answer.endswith(b"\n"):
+        raise OSError("hung up")
+    return answer
+
+
+def _all_reset(dp_rank: int, replies: Sequence[ResetReply]) -> RankReset:
+    """Join the outcomes of a rank's workers: a level is reset if it is in all of them."""
+    outcomes = [rank for each in replies for rank in each.ranks]
+    failed: dict[CacheLevel, str] = {}
+    for outcome in outcomes:
+        failed |= outcome.failed
+    first = outcomes[0]
+    reset = [level for level in first.reset if level not in failed]
+    return RankReset(dp_rank, reset, failed, first.skipped_unconfigured)
+
+
+def _all_removed(dp_rank: int, replies: Sequence[BlocksReply]) -> BlocksReset:
+    """Join the outcomes of a rank's workers: a block is removed if it is in all of them."""
+    outcomes = [rank for each in replies for rank in each.ranks]
+    kept = {each for outcome in outcomes for each in outcome.not_reset}
+    removed = dict.fromkeys(each for outcome in outcomes for each in outcome.reset_blocks)
+    found = kept | removed.keys()
+    missing = dict.fromkeys(each for outcome in outcomes for each in outcome.not_found)
+    return BlocksReset(
+        dp_rank,
+        reset_blocks=[each for each in removed if each not in kept],
+        not_found=[each for each in missing if each not in found],
+        not_reset=sorted(kept),
+    )
