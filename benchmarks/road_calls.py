@@ -258,15 +258,15 @@ LIFE_CYCLE = Roads(
             "booking",
             "Tracker.book",
             {
-                "calls": 60,
-                "of which HTTP": 17,
+                "calls": 59,
+                "of which HTTP": 15,
                 "of which in the core": 45,
                 "files": 20,
                 "returns to rooms": 3,
             },
         ),
-        Road("prefill_complete", "HotRoutes._prefill_complete", {"calls": 25, "of which HTTP": 11}),
-        Road("free", "HotRoutes._free", {"calls": 25, "of which HTTP": 11}),
+        Road("prefill_complete", "HotRoutes._prefill_complete", {"calls": 19, "of which HTTP": 12}),
+        Road("free", "HotRoutes._free", {"calls": 22, "of which HTTP": 12}),
     ),
 )
 EVENT = Roads(

@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -162,6 +163,7 @@ _DOUBT_TEXTS = {
 }
 
 
+@lru_cache(maxsize=1024)
 def doubt_text(doubts: int, hybrid_problem: str = "") -> str:
     """Return doubts as text; doubts unknown to this version are given by number.
 

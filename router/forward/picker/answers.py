@@ -6,6 +6,7 @@ bodies, which that copies again and again, a quarter. The numbers of fields are 
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -78,8 +79,22 @@ def _field(content: bytes, *numbers: int) -> bytes:
 
 
 def routed_headers(route: Route) -> bytes:
-    """Return the answer to the headers of a request, whose body follows on its own."""
-    return _field(_mutation(route) + _CLEAR_ROUTE_CACHE, 1, 1) + _metadata(route)
+    """Return the answer to the headers of a request, whose body follows on its own.
+
+    It ends with the id of the booking: what is before it is the same for all requests of an engine.
+    """
+    booking, headers, removed = route.booking.encode(), tuple(route.headers), tuple(route.removed)
+    return _before_booking(route.addresses, headers, removed, len(booking)) + booking
+
+
+@lru_cache(maxsize=1024)
+def _before_booking(
+    addresses: str, headers: tuple[tuple[str, bytes], ...], removed: tuple[str, ...], id_bytes: int
+) -> bytes:
+    """Return an answer to headers up to the id of its booking, which has `id_bytes`."""
+    route = Route(addresses, headers, removed, booking="0" * id_bytes)
+    whole = _field(_mutation(route) + _CLEAR_ROUTE_CACHE, 1, 1) + _metadata(route)
+    return whole[: len(whole) - id_bytes]
 
 
 def routed_body(route: Route) -> bytes:
@@ -122,17 +137,22 @@ def body_chunks(body: bytes, *, of_response: bool = False, is_last: bool = True)
 
     `is_last`: the last chunk ends the stream; otherwise trailers or further chunks follow.
     """
-    view, numbers = memoryview(body), (3, 3, 1, 4 if of_response else 3)
+    view, number = memoryview(body), 4 if of_response else 3
     answers, last = [], max(0, len(body) - 1) // CHUNK_BYTES * CHUNK_BYTES
     for start in range(0, last + 1, CHUNK_BYTES):
         chunk, end = view[start : start + CHUNK_BYTES], _END * (is_last and start == last)
-        head = _head(1, len(chunk))
-        heads = _heads(len(head) + len(chunk) + len(end), *numbers)
-        answers.append(b"".join((heads, head, chunk, end)))
+        answers.append(b"".join((_before_chunk(len(chunk), len(end), number), chunk, end)))
     return answers
 
 
 _END = b"\x10\1"
+
+
+@lru_cache(maxsize=1024)
+def _before_chunk(size_bytes: int, end_bytes: int, number: int) -> bytes:
+    """Return what is before a chunk in an answer. `number`: of the answer's outermost field."""
+    head = _head(1, size_bytes)
+    return _heads(len(head) + size_bytes + end_bytes, 3, 3, 1, number) + head
 
 
 def refused(refusal: Refusal) -> bytes:

@@ -135,30 +135,28 @@ class GatewayPlacement:
         A caller that is not known learns neither routes nor endpoints.
         """
         path, reads = head.path.partition("?")[0], head.method in _READING
-        shared = tuple(pair for pair in head.headers if pair[0] not in _OF_ONE_REQUEST)
-        known = self._heads.get((head.method, head.path, shared)) or _KnownHead(shared)
+        shared = tuple([pair for pair in head.headers if pair[0] not in _OF_ONE_REQUEST])
+        key = (head.method, head.path, shared)
+        kept = self._heads.get(key)
+        known = _KnownHead(shared) if kept is None else kept
         method = "GET" if reads else head.method
         caller = admit_head(self._guard, known, method, path, head.headers)
-        route = f"{head.method} {path}"
-        if not (_is_open(path) if reads else path in APIS or path in PASSED):
-            raise RouteNotFoundError(route, _ROUTES)
-        if not reads and head.method != "POST":
-            raise MethodNotAllowedError(route, ("POST",))
+        if kept is None:
+            _check_route(head.method, path)
         found = None if head.subset is None else members(self._pool, head.subset)
         if found is not None and not found:
             raise self._no_endpoints("any", head)
-        self._note_head(known, (head.method, head.path, shared))
+        if kept is None:
+            self._keep_head(known, key)
+        elif known.templates is None:
+            known.templates = []
         return Admitted(head, known, path, caller, found)
 
-    def _note_head(self, known: _KnownHead, key: tuple[str, str, Pairs]) -> None:
+    def _keep_head(self, known: _KnownHead, key: tuple[str, str, Pairs]) -> None:
         """Keep a head, once its caller is admitted. Raises InvalidFieldError.
 
         Beyond the limit all heads are dropped.
         """
-        if key in self._heads:
-            if known.templates is None:
-                known.templates = []
-            return
         known.steering = steering_in(key[2])
         if len(self._heads) >= MOST_HEADS:
             self._heads.clear()
@@ -321,6 +319,15 @@ class GatewayPlacement:
         if self._authorization:
             headers.append(("authorization", self._authorization))
         return headers
+
+
+def _check_route(method: str, path: str) -> None:
+    """Raise RouteNotFoundError or MethodNotAllowedError for a request that is not served."""
+    reads, route = method in _READING, f"{method} {path}"
+    if not (_is_open(path) if reads else path in APIS or path in PASSED):
+        raise RouteNotFoundError(route, _ROUTES)
+    if not reads and method != "POST":
+        raise MethodNotAllowedError(route, ("POST",))
 
 
 def _is_open(path: str) -> bool:

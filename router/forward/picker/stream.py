@@ -147,17 +147,17 @@ class PickerStream:
         headers = message.request_headers
         pairs = _pairs(headers, self._limits.head)
         first = dict(reversed(pairs))
-        method, path = (first.get(name, b"").decode("latin-1") for name in _PSEUDO)
-        own = tuple(
-            (_NAMES.get(name, name), value)
-            for name, value in pairs
-            if name in _NAMES or not name.startswith(b":")
-        )
+        method, path = [first.get(name, b"").decode("latin-1") for name in _PSEUDO]
+        own = [
+            pair if pair[0] not in _NAMES else (_NAMES[pair[0]], pair[1])
+            for pair in pairs
+            if pair[0][:1] != b":" or pair[0] in _NAMES
+        ]
         hints = message.metadata_context.filter_metadata
         subset = subset_of(_plain(hints[SUBSET_HINT])) if SUBSET_HINT in hints else None
         length = first.get(b"content-length", b"")
         length_bytes = int(length) if len(length) <= _LENGTH_DIGITS and length.isdigit() else 0
-        self.head = GatewayHead(method, path, own, subset, length_bytes)
+        self.head = GatewayHead(method, path, tuple(own), subset, length_bytes)
         if headers.end_of_stream or b"upgrade" in first:
             self._is_bodiless = self.is_complete = True
             return []
@@ -220,10 +220,12 @@ def _pairs(headers: HttpHeaders, limits: HttpLimits) -> Pairs:
     found = headers.headers.headers
     if len(found) > limits.max_headers + len(_PSEUDO) + _MORE_PSEUDO:
         raise HeadersTooLargeError(limits)
-    pairs = tuple(
-        (each.key.lower().encode(), each.raw_value or each.value.encode()) for each in found
-    )
-    if sum(len(name) + len(value) for name, value in pairs) > limits.header_limit_bytes:
+    pairs, size_bytes = [], 0
+    for each in found:
+        name, value = each.key.lower().encode(), each.raw_value or each.value.encode()
+        size_bytes += len(name) + len(value)
+        pairs.append((name, value))
+    if size_bytes > limits.header_limit_bytes:
         raise HeadersTooLargeError(limits)
     return pairs
 

@@ -79,13 +79,9 @@ class Admission:
         head, limits, size_bytes = exchange.head, self.limits, len(exchange.received)
         if self.overload.is_on or self.in_flight >= limits.max_requests:
             self._check_load(head)
-        access, guard = head.access, self._guard
-        if access is not None and access.table is guard.table and not access.is_limited:
-            exchange.caller = access.caller  # as `admit_head` does, without a call
-        else:
-            exchange.caller = admit_head(
-                guard, head, head.method, head.route.path, head.pairs, self.origins
-            )
+        exchange.caller = admit_head(
+            self._guard, head, head.method, head.route.path, head.pairs, self.origins
+        )
         if max(size_bytes, exchange.length_bytes) > limits.body_limit_bytes:
             raise BodyTooLargeError(limits.body_limit_bytes)
         if self.body_bytes + size_bytes > limits.bodies_limit_bytes:
