@@ -22,8 +22,8 @@ from timing import Bounded, alternate
 
 START_S = 300.0  # kernels may have to be compiled first
 REST_S = 3.0
-GOAL_S, ASKING_GOAL_S = 2.0, 0.5
-GOAL_MB, SIZE_GOAL_MB = 260.0, 360.0
+GOAL_S, ASKING_GOAL_S = 1.0, 0.5
+GOAL_MB, SIZE_GOAL_MB = 130.0, 360.0
 SIZE_SCRIPT = Path(__file__).with_name("installed_size.py")
 Times = tuple[float, float]
 """Seconds until it answered, and of processors, of all its threads."""

@@ -1,15 +1,16 @@
 """`python -m router.warm`: compile every kernel now, so that no later process has to.
 
 For images, with NUMBA_CACHE_DIR and NUMBA_CPU_NAME=generic as at run time; see
-`router.runtime.kernels.numba_runtime`.
+`router.runtime.kernels.numba_runtime`, which runs this with the path of an image to make.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from router.runtime.kernels.numba_runtime import cache_folder
+from router.runtime.kernels.numba_runtime import built_kernels, cache_folder
 
 
 def kernel_modules() -> Iterator[str]:
@@ -19,15 +20,33 @@ def kernel_modules() -> Iterator[str]:
         yield ".".join(("router", *path.relative_to(root).with_suffix("").parts))
 
 
-def main() -> int:
-    """Import every kernel module, which compiles it, and print the cache folder."""
+def main(arguments: list[str]) -> int:
+    """Import every kernel module, which compiles it, and print the cache folder.
+
+    With a path: write what was compiled there, as an image.
+    """
     names = list(kernel_modules())
     for name in names:
         import_module(name)
+    if arguments:
+        _write_image(Path(arguments[0]))
     where = cache_folder() or "memory only: no folder is writable"
     sys.stdout.write(f"kernels of {len(names)} modules are compiled, in {where}\n")
     return 0
 
 
+def _write_image(path: Path) -> None:
+    from router.runtime.kernels.image_builder import image_of
+
+    content = image_of(built_kernels())
+    mask = os.umask(0o022)
+    try:
+        made = path.with_suffix(".new")
+        made.write_bytes(content)
+        made.replace(path)
+    finally:
+        os.umask(mask)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

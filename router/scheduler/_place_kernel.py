@@ -64,16 +64,16 @@ def search(
     count = 0
     for t in range(len(trees)):
         rows = find_resumable(trees[t, 0], hashes, isl_tokens, block_size)
-        ends = tree_at(trees[t, 0]).ends[: rows * ENDS_COLUMNS].reshape(rows, ENDS_COLUMNS)
-        for i in range(rows):
-            slot = trees[t, 1 + ends[i, 0]]
-            if slot == NO_SLOT or ends[i, TIERS] == 0:
+        ends = tree_at(trees[t, 0]).ends
+        for at in range(0, rows * ENDS_COLUMNS, ENDS_COLUMNS):
+            slot = trees[t, 1 + ends[at]]
+            if slot == NO_SLOT or ends[at + TIERS] == 0:
                 continue
             if overlaps[slot, TIERS - 1] == 0:
                 found[count, 0] = slot
                 count += 1
             for tier in range(TIERS):
-                overlaps[slot, tier] = max(overlaps[slot, tier], float(ends[i, 1 + tier]))
+                overlaps[slot, tier] = max(overlaps[slot, tier], float(ends[at + 1 + tier]))
     return count
 
 

@@ -24,5 +24,5 @@ def test_kernel_modules_are_importable():
 
 
 def test_main_prints_the_cache_folder(capsys):
-    assert main() == 0
+    assert main([]) == 0
     assert str(cache_folder() or "memory only") in capsys.readouterr().out

@@ -352,22 +352,24 @@ def _visible(tree: Tree, word: np.uint64) -> np.uint64:
     return word & (~MASK | tree.holders[of_holder(word >> MASK_BITS, VISIBLE)])
 
 
-@kernel("uint64[:, ::1](int64, int64)")
-def export(address: int, sub_table: int) -> Words:
-    """Return the holdings of a sub-table that matching sees, as rows {member word, block}.
+@kernel("int64(int64, int64, uint64[:, ::1])")
+def export(address: int, sub_table: int, held: Words) -> int:
+    """Write the holdings of a sub-table that matching sees, as rows {member word, block}.
 
-    Shape: (rows, 2), with one row per holder and block.
+    Returns their number; if `held` has no room for one per holder and block, and one more, then
+    minus the rows that it needs.
     """
     tree = tree_at(address)
     pairs = export_pairs(tree.blocks, np.uint64(sub_table))
-    rows = _0
+    rows, n = 1, 0
     for i in range(len(pairs)):
-        rows += size_of(tree, pairs[i, 1])
-    held, n = np.empty((np.int64(rows) + 1, 2), np.uint64), 0
+        rows += np.int64(size_of(tree, pairs[i, 1]))  # type: ignore[assignment]
+    if rows > len(held):
+        return -rows
     for i in range(len(pairs)):
         for m in range(size_of(tree, pairs[i, 1])):
             word = _visible(tree, member_at(tree, pairs[i, 1], np.uint64(m)))
             held[n, 0] = word
             held[n, 1] = pairs[i, 0]
             n += int(word & MASK != _0)
-    return held[:n]
+    return n

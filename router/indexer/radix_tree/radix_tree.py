@@ -14,6 +14,7 @@ are arrays (`_memory`) that numba kernels work on (`_kernel`).
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from router.errors import WireError
 from router.indexer.base import (
@@ -260,11 +261,19 @@ class RadixTree:
         rank_of = {holder: rank for rank, holder in self.holders.ids.items()}
         parts, room = [], DUMP_ROWS
         for sub_table in range(self._sub_tables):
-            parts.append(_tree_kernel.export(self.address, sub_table))
+            parts.append(self._export(sub_table))
             room -= len(parts[-1]) + _SUB_TABLE_ROWS
             if room <= 0 or sub_table == self._sub_tables - 1:
                 yield HeldSlice(rank_of, np.concatenate(parts))
                 parts, room = [], DUMP_ROWS
+
+    def _export(self, sub_table: int) -> npt.NDArray[np.uint64]:
+        held: npt.NDArray[np.uint64] = np.empty((_SUB_TABLE_ROWS, 2), np.uint64)
+        rows = _tree_kernel.export(self.address, sub_table, held)
+        if rows < 0:
+            held = np.empty((-rows, 2), np.uint64)
+            rows = _tree_kernel.export(self.address, sub_table, held)
+        return held[:rows]
 
     def dump_class_slices(self) -> Iterator[HeldSlice]:
         """Yield the blocks of hybrid ranks' classes like `dump_slices`, class c as tier c."""

@@ -7,13 +7,17 @@ products for all digits at once.
 from typing import Any
 
 import msgspec
-import numba
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba.extending import intrinsic
 
-from router.runtime.kernels.numba_runtime import device, kernel, trailing_zeros
+from router.runtime.kernels.numba_runtime import (
+    device,
+    intrinsic,
+    ir,
+    kernel,
+    numba,
+    trailing_zeros,
+)
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]

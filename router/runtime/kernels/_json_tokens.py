@@ -17,14 +17,18 @@ not a plain u32.
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba.extending import intrinsic
 
 from router.runtime.kernels._xxh3 import u64_at
-from router.runtime.kernels.numba_runtime import device, kernel, trailing_zeros
+from router.runtime.kernels.numba_runtime import (
+    device,
+    intrinsic,
+    ir,
+    kernel,
+    numba,
+    trailing_zeros,
+)
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -14,13 +14,10 @@ and two updates take as long as the hash of a short block.
 
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba.extending import intrinsic
 
-from router.runtime.kernels.numba_runtime import device
+from router.runtime.kernels.numba_runtime import device, intrinsic, ir, numba
 
 Lanes = npt.NDArray[np.uint64]
 
@@ -59,9 +56,11 @@ _32 = np.uint64(32)
 _LOW_HALF = np.uint64(0xFFFFFFFF)
 
 
-def _reader(number: Any) -> Any:
+def _reader(name: str) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
     def read(_context: object, _address: object) -> object:
+        number = getattr(numba, name)
+
         def load(_context: object, builder: Any, _signature: object, arguments: Any) -> object:
             pointer = ir.IntType(number.bitwidth).as_pointer()
             return builder.load(builder.inttoptr(arguments[0], pointer), align=1)
@@ -71,9 +70,9 @@ def _reader(number: Any) -> Any:
     return read
 
 
-u8_at = _reader(numba.uint8)
-u32_at = _reader(numba.uint32)
-u64_at = _reader(numba.uint64)
+u8_at = _reader("uint8")
+u32_at = _reader("uint32")
+u64_at = _reader("uint64")
 """Readers of the number at an address, which need not be aligned."""
 
 

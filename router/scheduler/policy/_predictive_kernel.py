@@ -287,7 +287,9 @@ def claim(
     withdraw_ours(values, slots, estimate, ours, now_s)
     for i in range(len(values)):
         make_average(values[i])
-    weights = np.array([weights[DELAY_WEIGHT], 0.0, 0.0, 0.0, math.inf, math.inf])
+    delay_weight, weights = weights[DELAY_WEIGHT], np.zeros(len(weights))
+    weights[0] = delay_weight
+    weights[4:] = math.inf
     costs = np.empty(len(values))
     found = survey(values, isl_tokens, weights, costs)
     request = request_of(found, isl_tokens, math.nan, now_s)

@@ -72,6 +72,7 @@ class Programs:
         foreign = ("NUMBA_", "XDG_", "TMPDIR")
         ours = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
         ours |= {"HOME": self.home, "TMPDIR": self.temporary, "NUMBA_CACHE_DIR": self.chosen}
+        ours["KV_ROUTER_KERNELS"] = "numba"
         ours |= changes
         return {key: str(value) for key, value in ours.items() if value is not None}
 

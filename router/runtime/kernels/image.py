@@ -1,0 +1,115 @@
+"""An image of compiled kernels, mapped by a process without Numba; `image_builder.py` makes it.
+
+    header: SHA-256, length ─ description (JSON) │ page │ code │ page │ imports, data
+
+Mapped privately: processes share the pages of code, and each has its own few pages of data.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+import platform
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT = 1
+PAGE_BYTES = mmap.PAGESIZE
+HEADER = struct.Struct("<32sQ")
+
+_VECTORCALL = 0x80
+"""`METH_FASTCALL`: a function gets its arguments as an array."""
+
+
+class _Method(ctypes.Structure):
+    """`PyMethodDef`."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("text", ctypes.c_char_p),
+    )
+
+
+def is_supported() -> bool:
+    """Return whether images are made for this machine and interpreter."""
+    is_machine = platform.machine() == "x86_64" and os.uname().sysname == "Linux"
+    return is_machine and platform.python_implementation() == "CPython"
+
+
+def machine() -> str:
+    """Return which machines can run what is compiled here: a name, or a hash of its features."""
+    chosen = os.environ.get("NUMBA_CPU_NAME")
+    if chosen:
+        return chosen
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        lines = {line for line in file if line.startswith(("flags", "model name"))}
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:16]
+
+
+class Image:
+    """Mapped machine code, which stays as long as one of its functions does."""
+
+    __slots__ = ("_functions", "_kept", "_start")
+
+    def __init__(self, path: Path) -> None:
+        """Map a file. Raises OSError or ValueError if it is not whole, or of another machine."""
+        content = path.read_bytes()
+        digest, described_bytes = HEADER.unpack_from(content)
+        if hashlib.sha256(content[HEADER.size :]).digest() != digest:
+            raise ValueError(f"{path} is damaged")
+        described = json.loads(content[HEADER.size : HEADER.size + described_bytes])
+        if (described["format"], described["machine"]) != (FORMAT, machine()):
+            raise ValueError(f"{path} is of another machine")
+        self._functions: dict[str, int] = described["functions"]
+        self._kept: list[Any] = []
+        self._start = self._map(path, HEADER.size + described_bytes, described)
+
+    def function(self, key: str) -> Callable[..., Any]:
+        """Return a kernel. Raises KeyError if it is not in the image."""
+        name = key.partition("(")[0].rpartition(".")[2].encode()
+        method = _Method(name, self._start + self._functions[key], _VECTORCALL, None)
+        self._kept.append(method)
+        make = ctypes.pythonapi.PyCFunction_NewEx
+        make.restype = ctypes.py_object
+        make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+        made: Callable[..., Any] = make(ctypes.byref(method), self, None)
+        return made
+
+    def _map(self, path: Path, offset: int, described: dict[str, Any]) -> int:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size - offset
+            memory = mmap.mmap(
+                file.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE,
+                offset=offset,
+            )  # fmt: skip
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for name, place in described["imports"].items():
+            struct.pack_into("<Q", memory, place, address_of(name))
+        for place in described["relative"]:
+            (distance,) = struct.unpack_from("<Q", memory, place)
+            struct.pack_into("<Q", memory, place, start + distance)
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        code_bytes = described["code_bytes"]
+        if protect(start, code_bytes, mmap.PROT_READ | mmap.PROT_EXEC):
+            raise OSError(ctypes.get_errno(), "machine code may not be executed", str(path))
+        self._kept.append(memory)
+        return start
+
+
+def address_of(name: str) -> int:
+    """Return where a function or object of Python, NumPy or libc is. Raises ValueError."""
+    if name == "PyArray_Type":
+        return id(np.ndarray)
+    for library in (ctypes.CDLL(None), ctypes.CDLL("libm.so.6")):
+        with contextlib.suppress(AttributeError):
+            return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+    raise ValueError(f"{name} is in no library")

@@ -1,0 +1,168 @@
+"""Images of kernels: made once by a process with Numba, mapped here, where none is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from router.runtime.kernels.image import Image
+
+MODULE = """
+import sys
+import numpy as np
+from router.runtime.kernels.image_builder import image_of
+from router.runtime.kernels.numba_runtime import built_kernels, device, kernel
+
+@device
+def half(number):
+    return number / 2
+
+@kernel("Tuple((boolean, int64, float64))(boolean, int64, float64)")
+def halves(is_half, count, number):
+    return not is_half, -count, half(number)
+
+@kernel("uint64(uint64, uint64)")
+def wrapped(left, right):
+    return left + right
+
+@kernel("void(Array(uint32, 1, 'C', readonly=True), uint64[:, ::1])")
+def spread(numbers, out):
+    for i in range(len(numbers)):
+        for j in range(out.shape[1]):
+            out[i, j] = numbers[i] << np.uint64(j)
+
+@kernel("int64(Bytes(uint8, 1, 'C'), boolean[::1])")
+def zeros(text, marks):
+    count = 0
+    for i in range(len(text)):
+        marks[i] = text[i] == 0
+        count += marks[i]
+    return count
+
+@kernel("float64(float64[::1])")
+def middle(values):
+    copied = values.copy()
+    copied.sort()
+    return copied[len(copied) // 2]
+
+@kernel("int64(int64)")
+def room(bytes_):
+    return len(np.empty(bytes_, np.uint8))
+
+names = [(key.partition("(")[0].rpartition(".")[2], each) for key, each in built_kernels()]
+with open(sys.argv[1], "wb") as file:
+    file.write(image_of(names))
+"""
+KERNELS = ("halves", "wrapped", "spread", "zeros", "middle", "room")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("image")
+    (folder / "kernels.py").write_text(MODULE)
+    made = folder / "kernels.image"
+    environment = os.environ | {"KV_ROUTER_KERNELS": "image"}
+    subprocess.run([sys.executable, folder / "kernels.py", made], env=environment, check=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def kernels(path):
+    image = Image(path)
+    return {name: image.function(name) for name in KERNELS}
+
+
+def test_numbers_pass_in_both_directions(kernels):
+    assert kernels["halves"](False, 3, 5.0) == (True, -3, 2.5)
+    assert kernels["halves"](np.True_, np.int64(-3), np.float64(5)) == (False, 3, 2.5)
+    assert kernels["wrapped"](2**64 - 1, np.uint64(3)) == 2
+
+
+def test_arrays_are_read_and_written_in_place(kernels):
+    out = np.zeros((3, 2), np.uint64)
+    numbers = np.arange(3, dtype=np.uint32)
+    numbers.setflags(write=False)
+    assert kernels["spread"](numbers, out) is None
+    assert out.tolist() == [[0, 0], [1, 2], [2, 4]]
+    marks = np.zeros(3, np.bool_)
+    assert (kernels["zeros"](b"\0a\0", marks), marks.tolist()) == (2, [True, False, True])
+
+
+def test_memory_of_a_kernel_is_freed_when_it_returns(kernels):
+    values = np.arange(500_000, dtype=np.float64)[::-1].copy()
+    before = _resident_bytes()
+    for _ in range(50):
+        assert kernels["middle"](values) == 250_000
+    assert _resident_bytes() - before < 40e6
+
+
+def test_memory_that_is_not_there_is_an_error(kernels):
+    assert kernels["room"](1000) == 1000
+    with pytest.raises(MemoryError):
+        kernels["room"](1 << 60)
+
+
+F64, U64 = np.zeros((2, 2)), np.zeros((2, 2), np.uint64)
+WRONG = {
+    "too few": ((), "takes 2 arguments"),
+    "no array": (([1], U64), "argument 1 an array"),
+    "type": ((F64[0], U64), "argument 1 an array"),
+    "dimensions": ((np.zeros(2, np.uint32), U64[0]), "argument 2 an array"),
+    "order": ((np.zeros(2, np.uint32), U64.T), "argument 2 an array"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "problem"), WRONG.values(), ids=WRONG)
+def test_a_wrong_argument_is_a_type_error(kernels, arguments, problem):
+    with pytest.raises(TypeError, match=problem):
+        kernels["spread"](*arguments)
+
+
+def test_an_array_that_may_not_be_written_is_refused(kernels):
+    out = np.zeros((2, 2), np.uint64)
+    out.setflags(write=False)
+    with pytest.raises(TypeError, match="argument 2"):
+        kernels["spread"](np.zeros(2, np.uint32), out)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arguments"),
+    [("halves", (False, "3", 5.0)), ("halves", (False, 3, "5")), ("wrapped", (1.5, 1)),
+     ("zeros", ("text", np.zeros(4, np.bool_)))],
+)  # fmt: skip
+def test_a_value_that_is_no_number_is_a_type_error(kernels, kernel, arguments):
+    with pytest.raises(TypeError):
+        kernels[kernel](*arguments)
+
+
+def test_a_number_that_does_not_fit_is_an_overflow(kernels):
+    with pytest.raises(OverflowError):
+        kernels["wrapped"](-1, 1)
+    with pytest.raises(OverflowError):
+        kernels["halves"](True, 2**63, 1.0)
+
+
+def test_a_damaged_image_is_refused(path, tmp_path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    (tmp_path / "damaged").write_bytes(content)
+    with pytest.raises(ValueError, match="damaged"):
+        Image(tmp_path / "damaged")
+
+
+def test_an_image_of_another_machine_is_refused(path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CPU_NAME", "other")
+    with pytest.raises(ValueError, match="another machine"):
+        Image(path)
+
+
+def test_a_mapped_kernel_needs_no_numba():
+    script = "import router.core.core, sys; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
