@@ -4,7 +4,16 @@ from typing import Annotated, Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from router.runtime.process.metrics import Counts, Event, Rows, Times, counter, gauge, make_metrics
+from router.runtime.process.metrics import (
+    Counts,
+    Event,
+    Rows,
+    Times,
+    TimesBy,
+    counter,
+    gauge,
+    make_metrics,
+)
 
 PREFIX = "kv_router_forward_"
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -23,6 +32,9 @@ PrefillOutcome: TypeAlias = Literal[
     "refused",
 ]
 """The outcome of a prompt; "failed" counts workers tried."""
+
+MOST_WORKERS = 4096
+"""Workers with counts of their own; further ones are counted together."""
 
 ADMISSION_METRICS: Rows = {
     "in_flight": gauge("Requests in flight"),
@@ -88,6 +100,22 @@ class ForwardMetrics:
             "Time from a request's arrival to the first piece of its response", bounds_s=_SECONDS
         ),
     ]
+    attempt_seconds: Annotated[
+        TimesBy,
+        Event(
+            "Time from the choice of a worker to the end of its response, by the engine's status "
+            "(failed: none, or cut off)",
+            ("model", "status"),
+            bounds_s=_SECONDS,
+        ),
+    ]
+    worker_attempts: Annotated[
+        Counts, Event("Attempts at each worker, by the engine's status", ("worker_id", "status"))
+    ]
+    worker_seconds: Annotated[
+        Counts, Event("Seconds that these attempts took", ("worker_id", "status"))
+    ]
+    output_tokens: Annotated[Counts, Event("Output tokens that engines reported", ("model",))]
     deciding_seconds: Annotated[
         Times,
         Event("Time until a router has placed a request, including its queue", bounds_s=_SECONDS),
@@ -121,8 +149,18 @@ class ForwardMetrics:
         """Make the metrics. `registry`: that of a process with other metrics, if there is one."""
         self.registry = CollectorRegistry() if registry is None else registry
         make_metrics(self, self.registry, PREFIX)
+        self._workers: set[int] = set()
         self._known_tokens = self.tokenizer_tokens.labels("known")
         self._made_tokens = self.tokenizer_tokens.labels("made")
+
+    def count_attempt(self, model: str, worker_id: int, status: int, time_s: float) -> None:
+        """Count an attempt at a worker. `status`: 0 if it did not answer, or broke off."""
+        if len(self._workers) < MOST_WORKERS:
+            self._workers.add(worker_id)
+        labels = worker_id if worker_id in self._workers else "other", status or "failed"
+        self.worker_attempts.count(*labels)
+        self.worker_seconds.count(*labels, by=time_s)
+        self.attempt_seconds.note(time_s, model, status or "failed")
 
     def count_tokenized(self, known: int, made: int) -> None:
         """Count the tokens of a prompt; called from any thread."""

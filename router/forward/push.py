@@ -156,6 +156,7 @@ class ForwardAttempts:
         self._may_migrate = may and errand.prompt is not None
         self._stream = stream_of(asked, None if words is None else words.wanted)
         self._is_first_seen = False
+        self._status = 0
 
     async def go(self) -> Ended:
         """Forward the request, until it is answered. Raises KvRouterError."""
@@ -217,8 +218,9 @@ class ForwardAttempts:
     async def _attempt(self) -> Ended:
         began_s = time.monotonic()
         booked = await self._booked()
+        sent_s, self._status = time.monotonic(), 0
         try:
-            self._push.metrics.deciding_seconds.note(time.monotonic() - began_s)
+            self._push.metrics.deciding_seconds.note(sent_s - began_s)
             self._attempts += 1
             if not self._asked.api.chooses_rank:
                 await self._push.roster.include(booked.decision.worker_id)
@@ -227,14 +229,25 @@ class ForwardAttempts:
             self._land(booked)
             if self._errand.is_guess or not self._is_rank_known(booked.decision):
                 booked.usage = None  # The router would learn from wrong numbers.
+        except WorkerFailedError as error:
+            self._status = 0 if error.is_its_fault else self._status
+            raise
         finally:
+            self._count(booked, time.monotonic() - sent_s)
             booked.leave()
             if booked.missed_reports:
                 self._push.metrics.missed_reports.inc(booked.missed_reports)
         self._push.metrics.attempts.count("answered")
         return ended
 
+    def _count(self, booked: Reservation, time_s: float) -> None:
+        worker_id, model = booked.decision.worker_id, self._asked.model
+        self._push.metrics.count_attempt(model, worker_id, self._status, time_s)
+
     def _note_usage(self, usage: Usage | None) -> None:
+        if usage is not None and usage.completion_tokens:
+            tokens = usage.completion_tokens
+            self._push.metrics.output_tokens.count(self._asked.model, by=tokens)
         counted_tokens = self._errand.counted_tokens
         if usage is not None and self._asked.api.passes:
             self._push.sizes.note(self._asked, usage)
@@ -385,6 +398,7 @@ class ForwardAttempts:
 
     async def _pass_on(self, answer: UpstreamResponse, booked: Reservation) -> Ended:
         decision, engines = booked.decision, self._push.engines
+        self._status = answer.status
         if 300 <= answer.status < 400:
             # The target is not forwarded: clients would bypass the router.
             raise WorkerFailedError(decision.worker_id, f"a redirect ({answer.status})")

@@ -81,8 +81,8 @@ def exposed(texts):
 
 
 async def live_metrics(tmp_path, nats_url):
-    """Of a router, an index alone, an agent with tiers, and one beside an engine."""
-    fleet = Fleet(tmp_path, nats_url)
+    """Of a router with an endpoint, an index alone, an agent with tiers, one beside an engine."""
+    fleet = Fleet(tmp_path, nats_url, **{"openai-port": free_port()})
     ports = {"indexer": free_port(), "bridge": free_port(), "peer": free_port()}
     others = [
         Process(

@@ -159,8 +159,25 @@ class Times:
         return list(zip(names, accumulate(self._counts), strict=True))
 
 
+class TimesBy:
+    """A histogram of seconds per combination of label values."""
+
+    __slots__ = ("_bounds_s", "times")
+
+    def __init__(self, bounds_s: Sequence[float]) -> None:
+        self._bounds_s = bounds_s
+        self.times: dict[tuple[str | int, ...], Times] = {}
+
+    def note(self, time_s: float, *labels: str | int) -> None:
+        """Record a time of some label values."""
+        times = self.times.get(labels)
+        if times is None:
+            times = self.times[labels] = Times(self._bounds_s)
+        times.note(time_s)
+
+
 class Event(Struct, frozen=True):
-    """A row of events, as the annotation of a `Counter`, `Gauge`, `Histogram`, `Counts` or `Times`.
+    """A row of events, as the annotation of a `Counter`, `Counts`, `Times` or another metric.
 
     `bounds_s`: the buckets of times.
     """
@@ -189,5 +206,9 @@ def _made(kind: Any, name: str, event: Event, registry: CollectorRegistry) -> ob
         times = Times(event.bounds_s)
         expose(registry, "", {name: histogram(event.text, lambda each: each)}, times)
         return times
+    if kind is TimesBy:
+        by = TimesBy(event.bounds_s)
+        expose(registry, "", {name: histogram(event.text, "times", *event.labels)}, by)
+        return by
     buckets = {"buckets": event.bounds_s} if event.bounds_s else {}
     return kind(name, event.text, event.labels, registry=registry, **buckets)

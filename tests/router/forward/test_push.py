@@ -453,6 +453,23 @@ async def test_query_returns_the_placement_and_sends_nothing(scene):
         assert (await its.forward.complete(prompt="text", nvext=both)).status_code == 200
 
 
+async def test_latency_and_output_are_counted_by_model_status_and_worker(scene):
+    async with scene(ANSWERS, hangs_up, mode="direct") as its:
+        for worker, status in (("1", 200), ("2", 502)):
+            answer = await its.forward.complete(headers={"x-worker-id": worker})
+            assert answer.status_code == status
+        page = (await its.forward.client.get("/metrics")).text
+        counted = dict(line.rsplit(" ", 1) for line in page.splitlines() if line[0] != "#")
+        prefix = "kv_router_forward_"
+        for worker, status in (("1", "200"), ("2", "failed")):
+            labels = f'{{status="{status}",worker_id="{worker}"}}'
+            assert counted[f"{prefix}worker_attempts_total{labels}"] == "1.0"
+            assert float(counted[f"{prefix}worker_seconds_total{labels}"]) > 0
+            of_model = f'{{model="default",status="{status}"}}'
+            assert counted[f"{prefix}attempt_seconds_count{of_model}"] == "1.0"
+        assert float(counted[f'{prefix}output_tokens_total{{model="default"}}']) > 0
+
+
 async def test_models_probes_and_metrics(scene):
     async with scene(ANSWERS) as its:
         client = its.forward.client

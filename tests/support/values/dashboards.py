@@ -35,6 +35,13 @@ def _agents(metric, by="pod, dp_rank"):
     return f"sum by ({by}) (rate({metric}[$__rate_interval]))"
 
 
+def _forward(metric, by, q=None):
+    """Of forwarders, which are routers with an endpoint, or processes of their own."""
+    name = f"kv_router_forward_{metric}" + ("" if q is None else "_bucket")
+    rate = f"sum by ({by if q is None else f'le, {by}'}) (rate({name}[$__rate_interval]))"
+    return rate if q is None else f"histogram_quantile({q}, {rate})"
+
+
 PROMPTS, USAGE = "kv_router_prompt_tokens_total", "kv_router_usage_prompt_tokens_total"
 
 # Rows of panels: (title, what to look at, unit, {legend: query}).
@@ -93,6 +100,46 @@ ROWS = {
              "live": f"max(kv_router_reservations{{{ROUTERS}}})",
              "dropped a second: {{reason}}": _rate("kv_router_reservations_dropped_total",
                                                    "reason"),
+         }),
+    ],
+    "OpenAI endpoint": [
+        ("Latency by model", "From the choice of a worker to the end of its response.", "s", {
+            "p50 {{model}}": _forward("attempt_seconds", "model", 0.5),
+            "p99 {{model}}": _forward("attempt_seconds", "model", 0.99),
+            "first token p99 {{instance}}": _forward(
+                "time_to_first_token_seconds", "instance", 0.99),
+        }),
+        ("Mean latency by worker", "The ten slowest. One far above the others: look at its load, "
+         "then cordon it.", "s", {
+             "{{worker_id}}": "topk(10, {} / {})".format(
+                 _forward("worker_seconds_total", "worker_id"),
+                 _forward("worker_attempts_total", "worker_id")),
+         }),
+        ("Errors", "Share of attempts by the engine's status (failed: none, or cut off), and of "
+         "requests that clients saw fail.", "percentunit", {
+             "attempts {{status}}": "{} / scalar({})".format(
+                 _forward("worker_attempts_total", "status").replace(
+                     "_total[", '_total{status!="200"}['),
+                 "sum(rate(kv_router_forward_worker_attempts_total[$__rate_interval]))"),
+             "requests {{ended}}": "{} / scalar({})".format(
+                 _forward("requests_total", "ended").replace(
+                     "_total[", '_total{ended=~"failed|broke_off|refused"}['),
+                 "sum(rate(kv_router_forward_requests_total[$__rate_interval]))"),
+         }),
+        ("Failures by worker", "", "short", {
+            "{{worker_id}} {{status}}": _forward(
+                "worker_attempts_total", "worker_id, status").replace(
+                    "_total[", '_total{status=~"failed|5.."}['),
+        }),
+        ("Output tokens a second", "As engines report them.", "short", {
+            "{{model}}": _forward("output_tokens_total", "model")}),
+        ("Saturation", "Requests in flight (limit: max_connections), and connections to engines. "
+         "Ejected workers get no requests for a while.", "short", {
+             "in flight {{instance}}": "sum by (instance) (kv_router_forward_in_flight)",
+             "connections {{instance}}":
+                 "sum by (instance) (kv_router_forward_engine_connections)",
+             "ejected workers {{instance}}":
+                 "sum by (instance) (kv_router_forward_ejected_workers)",
          }),
     ],
     "Workers": [
