@@ -1,11 +1,11 @@
 """Kernels: Python compiled to machine code once, and mapped by every later process.
 
-    python -m router.warm ──Numba──▶ kernels.image ──▶ a process maps it, without Numba
+    python -m router.warm ──Numba──▶ kernels-….image ──▶ a process maps it, without Numba
 
 `kernel` gives a function while its module is imported, so no request waits for a compilation. The
-image is in a folder, named by a hash of everything that affects the code (`code_cache.py`). The
-first process that finds none has it made by another, and the others wait for that; a folder that
-can only be read (of a container's image) serves as it is.
+image is in a folder, named by a hash of everything that affects the code (`code_cache.py`), and is
+named by the machine: several may share a home. The first process that finds none has it made by
+another, and the others wait for that; a folder that can only be read serves as it is.
 
 Numba compiles within the process instead where no image is made (other machines than x86-64, no
 folder that can be written), and for kernels that are not ours. Its files are in the same folder.
@@ -36,19 +36,19 @@ from router.runtime.kernels.code_cache import (
     prepare_folder,
     readable,
 )
-from router.runtime.kernels.image import Image, is_supported
+from router.runtime.kernels.image import Image, is_supported, machine
 
 F = TypeVar("F", bound=Callable[..., object])
 
 _MODE = os.environ.get("KV_ROUTER_KERNELS", "")
-_IMAGE = "kernels.image"
+_IMAGE = f"kernels-{machine()}.image" if is_supported() else ""
 
 
 def _mapped(folders: Iterable[Path]) -> tuple[Path | None, Image | None]:
     """Return the first image that is whole and that others cannot change, and its folder."""
     for each in folders:
         folder = readable(each)
-        if folder is not None and (folder / _IMAGE).exists():
+        if folder is not None and (folder / _IMAGE).is_file():
             with contextlib.suppress(OSError, ValueError, KeyError):
                 return folder, Image(folder / _IMAGE)
     return None, None
