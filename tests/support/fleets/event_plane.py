@@ -31,7 +31,7 @@ class PlaneRouter:
         )
         options = {"nats-url": nats_url, "http-port": port, "name": name, **options}
         self.process = Process(
-            directory, name, "router", "serve", namespace="test", **{"drain-s": 0}, **options
+            directory, name, "router", "serve", namespace="test", **{"drain-s": 0, **options}
         )
 
     async def get(self, path):
