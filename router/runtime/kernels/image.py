@@ -61,16 +61,20 @@ class Image:
 
     def __init__(self, path: Path) -> None:
         """Map a file. Raises OSError or ValueError if it is not whole, or of another machine."""
-        content = path.read_bytes()
-        digest, described_bytes = HEADER.unpack_from(content)
-        if hashlib.sha256(content[HEADER.size :]).digest() != digest:
-            raise ValueError(f"{path} is damaged")
-        described = json.loads(content[HEADER.size : HEADER.size + described_bytes])
-        if (described["format"], described["machine"]) != (FORMAT, machine()):
-            raise ValueError(f"{path} is of another machine")
-        self._functions: dict[str, int] = described["functions"]
-        self._kept: list[Any] = []
-        self._start = self._map(path, HEADER.size + described_bytes, described)
+        with path.open("rb") as file:  # once: another process may put a new file in its place
+            content = file.read()
+            if len(content) < HEADER.size:
+                raise ValueError(f"{path} is damaged")
+            digest, described_bytes = HEADER.unpack_from(content)
+            if hashlib.sha256(content[HEADER.size :]).digest() != digest:
+                raise ValueError(f"{path} is damaged")
+            described = json.loads(content[HEADER.size : HEADER.size + described_bytes])
+            if (described["format"], described["machine"]) != (FORMAT, machine()):
+                raise ValueError(f"{path} is of another machine")
+            self._functions: dict[str, int] = described["functions"]
+            self._kept: list[Any] = []
+            offset = HEADER.size + described_bytes
+            self._start = self._map(file.fileno(), offset, len(content) - offset, described)
 
     def function(self, key: str) -> Callable[..., Any]:
         """Return a kernel. Raises KeyError if it is not in the image."""
@@ -83,13 +87,10 @@ class Image:
         made: Callable[..., Any] = make(ctypes.byref(method), self, None)
         return made
 
-    def _map(self, path: Path, offset: int, described: dict[str, Any]) -> int:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size - offset
-            memory = mmap.mmap(
-                file.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE,
-                offset=offset,
-            )  # fmt: skip
+    def _map(self, file: int, offset: int, size: int, described: dict[str, Any]) -> int:
+        memory = mmap.mmap(
+            file, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset
+        )
         start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         for name, place in described["imports"].items():
             struct.pack_into("<Q", memory, place, address_of(name))
@@ -100,7 +101,7 @@ class Image:
         protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         code_bytes = described["code_bytes"]
         if protect(start, code_bytes, mmap.PROT_READ | mmap.PROT_EXEC):
-            raise OSError(ctypes.get_errno(), "machine code may not be executed", str(path))
+            raise OSError(ctypes.get_errno(), "machine code may not be executed")
         self._kept.append(memory)
         return start
 

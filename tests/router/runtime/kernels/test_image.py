@@ -153,6 +153,14 @@ def test_a_damaged_image_is_refused(path, tmp_path):
         Image(tmp_path / "damaged")
 
 
+@pytest.mark.parametrize("length", [0, 20])
+def test_an_image_without_a_whole_header_is_refused(path, tmp_path, length):
+    cut = tmp_path / "cut.image"
+    cut.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ValueError, match="damaged"):
+        Image(cut)
+
+
 def test_an_image_of_another_machine_is_refused(path, monkeypatch):
     monkeypatch.setenv("NUMBA_CPU_NAME", "other")
     with pytest.raises(ValueError, match="another machine"):
