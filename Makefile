@@ -15,7 +15,7 @@ DYNAMO_VERSIONS := 1.0.2 1.6.1
 # the same thousand files again and again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up kernels manifests docs promtool test test-long test-vllm test-gpu test-dynamo test-aiperf test-gateway test-image test-release test-lowest release locks unit attack fuzz soak chaos lint format bench compare clean
+.PHONY: up kernels manifests docs promtool test test-long test-vllm test-gpu test-dynamo test-aiperf test-gateway test-image test-release test-lowest test-upgrade release locks unit attack fuzz soak chaos lint format bench compare clean
 
 up: $(KERNELS)
 	@$(BIN)/kv-router up $(UP_ARGS)
@@ -132,6 +132,16 @@ test-image: $(DEV_STAMP)
 # says; ten minutes.
 test-release: $(DEV_STAMP) .release-venv/.installed
 	RELEASE_PYTHON=$(abspath .release-venv)/bin/python $(BIN)/pytest -q -m release tests/release
+
+# Three routers of the commit UPGRADE_FROM are upgraded in turn under load, beside an agent that is not. That
+# version compiles its kernels the first time; then half a minute.
+UPGRADE_FROM ?= 67cf6140
+UPGRADE_TREE = build/upgrade/$(UPGRADE_FROM)
+test-upgrade: $(KERNELS) $(DEV_STAMP)
+	mkdir -p $(UPGRADE_TREE)
+	git archive $(UPGRADE_FROM) router worker_agent | tar -x -C $(UPGRADE_TREE)
+	cd $(UPGRADE_TREE) && PYTHONPATH=. $(abspath $(BIN))/python -m router.warm
+	UPGRADE_TREE=$(abspath $(UPGRADE_TREE)) $(BIN)/pytest -q -m upgrade tests/integration/test_rolling_update.py
 
 # What is published: both packages, a bill of materials (CycloneDX) for each image, and checksums, in DIST.
 DIST ?= dist

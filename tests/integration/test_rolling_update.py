@@ -1,10 +1,12 @@
-"""Routers restarted in turn under load: no request fails, and no booking is lost."""
+"""Routers restarted or upgraded in turn under load: no request fails, no booking is lost."""
 
 import asyncio
 import itertools
 import logging
+import os
 import time
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,7 +15,13 @@ from router.client import ClientSettings, Retries, RouterClient, SelectRequest
 from router.errors import KvRouterError
 from support.fleets.event_plane import PlaneRouter
 from support.processes.edges import PROMPTS, Edge
+from support.processes.processes import Fleet
 from support.processes.servers import eventually
+
+OLD_WORKER, OLD_PROMPT = (
+    9,
+    list(b"What the earlier version has computed is found. " * 2),
+)
 
 log = logging.getLogger(__name__)
 
@@ -80,38 +88,45 @@ class Caller:
 
 
 @pytest.fixture
-async def fleet(tmp_path, nats_server):
-    """Three routers, three workers, and a caller."""
+async def started(tmp_path, nats_server):
+    """Starts three routers of a version, with three workers of this one; and a caller."""
     async with AsyncExitStack() as stack:
-        routers = {}
-        for number in range(3):
-            name = f"router-{number}"
-            router = PlaneRouter(tmp_path, name, nats_server.url, **{"drain-s": 1})
-            stack.push_async_callback(router.client.aclose)
-            stack.callback(router.process.end)
-            routers[name] = router
-        for worker_id in WORKERS:
-            edge = Edge(nats_server.url, worker_id)
-            edge.start()
-            stack.push_async_callback(edge.kill)
-        clients = {}
-        for name, router in routers.items():
-            over = RouterClient.over_http(str(router.client.base_url), settings=ONCE)
-            clients[name] = await stack.enter_async_context(over)
-        caller = Caller(clients)
-        async with asyncio.TaskGroup() as tasks:
-            follows = [tasks.create_task(caller.follow(*each)) for each in routers.items()]
-            await eventually(lambda: all(map(caller.is_ready, routers)))
-            yield routers, caller
-            for task in follows:
-                task.cancel()
+
+        async def start(tree=None):
+            routers, clients = {}, {}
+            for name in ("router-0", "router-1", "router-2"):
+                options = {"drain-s": 1, "data-dir": tmp_path / f"{name}-data", "tree": tree}
+                router = PlaneRouter(tmp_path, name, nats_server.url, **options)
+                stack.push_async_callback(router.client.aclose)
+                stack.callback(router.process.end)
+                over = RouterClient.over_http(str(router.client.base_url), settings=ONCE)
+                clients[name] = await stack.enter_async_context(over)
+                routers[name] = router
+            for worker_id in WORKERS:
+                edge = Edge(nats_server.url, worker_id)
+                edge.start()
+                stack.push_async_callback(edge.kill)
+            caller = Caller(clients)
+            for each in routers.items():
+                follow = asyncio.create_task(caller.follow(*each))
+                stack.push_async_callback(ended, follow)
+            await eventually(lambda: all(map(caller.is_ready, routers)), timeout_s=500)
+            return routers, caller
+
+        yield start
+
+
+async def ended(task):
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def restart_in_turn(routers, caller):
     for name, router in routers.items():
         assert await asyncio.to_thread(router.process.stop) == 0
         await eventually(lambda name=name: not caller.is_ready(name))
-        router.process.start()
+        router.process.tree = None
+        await asyncio.to_thread(router.process.start)
         await eventually(lambda name=name: caller.is_ready(name))
 
 
@@ -134,8 +149,44 @@ async def booked(router):
 
 
 @pytest.mark.long
-async def test_routers_restarted_in_turn_fail_no_request(fleet):
-    routers, caller = fleet
+async def test_routers_restarted_in_turn_fail_no_request(started):
+    await restart_under_load(*await started())
+
+
+@pytest.mark.upgrade
+async def test_routers_upgraded_in_turn_fail_no_request(started, tmp_path, nats_server):
+    """From the version in `UPGRADE_TREE`; so is an agent, which is not upgraded."""
+    tree = Path(os.environ["UPGRADE_TREE"])
+    routers, caller = await started(tree)
+    fleet = Fleet(tmp_path, nats_server.url)
+    try:
+        fleet.add_worker(OLD_WORKER, namespace="test", tree=tree)
+        await eventually(lambda: answers(fleet))
+        await fleet.complete(OLD_WORKER, 0, OLD_PROMPT)
+        for router in routers.values():
+            await eventually(lambda router=router: knows(router))
+        await restart_under_load(routers, caller)
+        for router in routers.values():
+            await eventually(lambda router=router: knows(router))
+    finally:
+        await fleet.close()
+
+
+async def answers(fleet):
+    try:
+        return (await fleet.client.get(f"{fleet.endpoints[OLD_WORKER]}/health")).is_success
+    except httpx.HTTPError:
+        return False
+
+
+async def knows(router):
+    """Whether a router has the blocks of the earlier version's agent, exactly."""
+    rows = {row["worker_id"]: row for row in await router.overlaps(OLD_PROMPT)}
+    row = rows.get(OLD_WORKER)
+    return row and row["device_blocks"] > 0 and row["trust"]["state"] == "exact"
+
+
+async def restart_under_load(routers, caller):
     held = [f"held-{number}" for number in range(12)]
     for request_id in held:
         await caller.book(request_id)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,12 +21,23 @@ SMALL_MODEL = {
 class Process:
     """`python -m module …`, with its output in a file; forked, unless it shall import all anew.
 
-    `program`: a file that is run instead, and knows the module.
+    `program`: a file that is run instead, and knows the module. `tree`: a checkout of another
+    version, whose modules are run; None: this one's.
     """
 
     def __init__(
-        self, directory, label, module, command, *, is_forked=True, program=None, **options
+        self,
+        directory,
+        label,
+        module,
+        command,
+        *,
+        is_forked=True,
+        program=None,
+        tree=None,
+        **options,
     ):
+        self.tree = tree
         self.log = directory / f"{label}.log"
         self._module = module
         self._arguments = [command, *(f"--{key}={value}" for key, value in options.items())]
@@ -35,12 +47,15 @@ class Process:
         self.start()
 
     def start(self):
-        if self._is_forked:
+        if self._is_forked and self.tree is None:
             self.popen = template(self._module).fork(self._arguments, self.log, self._program)
             return
         command = [sys.executable, "-m", self._module, *self._arguments]
+        paths = {} if self.tree is None else {"PYTHONPATH": str(self.tree)}
         with self.log.open("ab") as log:
-            self.popen = subprocess.Popen(command, stdout=log, stderr=log)
+            self.popen = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self.tree, env={**os.environ, **paths}
+            )
 
     def kill(self):
         self.popen.send_signal(signal.SIGKILL)
