@@ -17,8 +17,8 @@ import msgspec
 from router.errors import InvalidFieldError, KvRouterError
 from router.protocol.values import UNREADABLE
 from worker_agent.manager.control import TierControl
-from worker_agent.operations.http import BODY_LIMIT_BYTES
 from worker_agent.operations.messages import (
+    BODY_LIMIT_BYTES,
     EngineCommand,
     EngineRefusal,
     EngineReply,

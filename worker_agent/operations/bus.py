@@ -22,8 +22,7 @@ from router.runtime.process.json_bodies import decode_body
 from router.runtime.security.guard import Guard
 from router.runtime.security.guarded import identify
 from router.runtime.security.route_scopes import BUS
-from worker_agent.operations.http import BODY_LIMIT_BYTES
-from worker_agent.operations.messages import TierCommand, TierCommands
+from worker_agent.operations.messages import BODY_LIMIT_BYTES, TierCommand, TierCommands
 
 log = logging.getLogger(__name__)
 

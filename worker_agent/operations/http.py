@@ -16,6 +16,7 @@ from starlette.responses import Response
 from router.errors import InvalidFieldError
 from router.runtime.process.json_bodies import decode_body, read_body
 from worker_agent.operations.messages import (
+    BODY_LIMIT_BYTES,
     ResetAll,
     ResetBlocks,
     ResetPool,
@@ -27,7 +28,6 @@ from worker_agent.process.http import Handler, json_response
 
 C = TypeVar("C", bound=TierCommand)
 
-BODY_LIMIT_BYTES = 2 * 1024 * 1024
 BODY_TIMEOUT_S = 30.0
 
 

@@ -13,6 +13,7 @@ from worker_agent.offload.probe import TierProbe
 
 DpRank = Annotated[int, Meta(ge=0, le=65_535)]
 MAX_HASHES = 65_536
+BODY_LIMIT_BYTES = 2 * 1024 * 1024
 
 
 class StatusQuery(
