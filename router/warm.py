@@ -6,6 +6,7 @@ For images, with NUMBA_CACHE_DIR and NUMBA_CPU_NAME=generic as at run time; see
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -39,13 +40,17 @@ def _write_image(path: Path) -> None:
     from router.runtime.kernels.image_builder import image_of
 
     content = image_of(built_kernels())
-    mask = os.umask(0o022)
+    # A file of its own: the process that asked for the image and holds the lock may be killed, and
+    # the next begins another. Two that wrote to one file would change code that others have mapped.
+    handle, made = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
     try:
-        made = path.with_suffix(".new")
-        made.write_bytes(content)
-        made.replace(path)
-    finally:
-        os.umask(mask)
+        with open(handle, "wb") as file:
+            file.write(content)
+        os.chmod(made, 0o644)
+        os.replace(made, path)
+    except BaseException:
+        os.unlink(made)
+        raise
 
 
 if __name__ == "__main__":
