@@ -75,11 +75,11 @@ test-dashboard: $(KERNELS) $(DEV_STAMP) chromium
 dashboard-pictures: $(KERNELS) $(DEV_STAMP) chromium
 	KV_ARTEFACTS=$(abspath docs/pictures) $(BIN)/pytest -q -m long tests/integration/test_dashboard.py -k pictures
 
-# Number of test processes. Tests of one file stay together, and long files come first. Five processes
+# Number of test processes. Tests of one file stay together, and long files come first. Seven processes
 # keep two cores busy, since a test that kills servers waits for most of its time; they are forked when
 # everything is collected (tests/support/processes/forked_run.py). Reasons of skips come at the end; with
 # KV_ALLOWED_SKIPS=jq,curl only these may be missing, and other skips are failures.
-TEST_PROCESSES ?= 5
+TEST_PROCESSES ?= 7
 PYTEST_FORKED = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(BIN)/pytest -q -rs --processes $(TEST_PROCESSES)
 test: $(KERNELS) $(DEV_STAMP) promtool
