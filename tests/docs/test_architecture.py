@@ -1,4 +1,4 @@
-"""The walks of docs/architecture.md name files, classes and functions that exist."""
+"""The pages for contributors name files, folders, classes and functions that exist."""
 
 import re
 from pathlib import Path
@@ -8,8 +8,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()
 WALKS = PAGE[PAGE.index("## Five walks") : PAGE.index("## Where to add")]
-FILES = sorted(set(re.findall(r"`((?:router|worker_agent)/[\w/]+\.py)`", PAGE)))
-FOLDERS = sorted(set(re.findall(r"`((?:router|worker_agent)/[\w/]+/)`", PAGE)))
+OTHERS = ("CONTRIBUTING.md", "docs/versioning.md")
+TEXT = PAGE + "".join((ROOT / name).read_text() for name in OTHERS)
+ROOMS = "router|worker_agent|tests|benchmarks|docs"
+FILES = sorted(set(re.findall(rf"`((?:{ROOMS})/[\w/]+\.\w+)`", TEXT)))
+FOLDERS = sorted(set(re.findall(rf"`((?:{ROOMS})/[\w/]*/)`", TEXT)))
 NAMES = sorted(set(re.findall(r"`((?:router|worker_agent)/[\w/]+\.py)` `([\w.]+)`", PAGE)))
 MOST_STEPS = 12
 

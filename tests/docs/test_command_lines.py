@@ -23,7 +23,8 @@ PARTS = [
     for part in ("deploy", "router", "worker_agent")
     for path in (ROOT / part).rglob("README.md")
 ]
-PAGES = [ROOT / "README.md", *sorted(PARTS), *sorted((ROOT / "docs").glob("*.md"))]
+AT_ROOT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [*AT_ROOT, *sorted(PARTS), *sorted((ROOT / "docs").glob("*.md"))]
 EVERY = [
     pytest.param(page.read_text(), command.text, id=f"{page.relative_to(ROOT)}-{number}")
     for page in PAGES

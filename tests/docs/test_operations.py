@@ -14,7 +14,7 @@ from worker_agent.config.reference import ReferenceConfig
 from worker_agent.operations.metrics import expose_tiers
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "SECURITY.md"]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("[!T]*.md"))]
 TEXT = (ROOT / "docs/operations.md").read_text()
 METRICS = (ROOT / "router/observability/METRICS.md").read_text()
 
