@@ -22,6 +22,7 @@ from support.values.charts import CHART, KEPT, MANIFESTS, manifest, objects
 from support.values.operator_schemas import SCHEMAS
 from tests.support.values.settings import flat
 from worker_agent.config.reference import load_agent_config
+from worker_agent.connector.vllm_parts.settings import connector_settings
 
 EVERYTHING = {
     **KEPT["monitored.yaml"],
@@ -31,6 +32,7 @@ EVERYTHING = {
     "forward": {"routerToken": {"secret": "forwarders", "key": "token"}},
     "engines": {
         "cacheClaim": "models",
+        "connector": {"enabled": True, "diskCacheGb": 100, "diskStorageClass": "local"},
         "args": ["--tensor-parallel-size=2"],
         "config": {"routing_group": "gold", "taints": "gpu=h100"},
         "nodeSelector": {"gpu": "h100"},
@@ -199,7 +201,7 @@ def test_selectors_match_existing_workloads(release):
         chosen = [pod for known, pod in labels if selector.items() <= known.items()]
         assert len(chosen) == 1, each["metadata"]["name"]
         own = chain(chosen[0].get("initContainers", ()), chosen[0]["containers"])
-        ports = {port["name"]: port["containerPort"] for c in own for port in c["ports"]}
+        ports = {port["name"]: port["containerPort"] for c in own for port in c.get("ports", ())}
         assert set(named_ports(spec)) <= {*ports, *ports.values()}
     services = [(s["metadata"]["labels"], s["spec"]["ports"]) for s in of_kind(release, "Service")]
     for monitor in of_kind(release, "ServiceMonitor"):
@@ -255,6 +257,8 @@ def test_every_account_is_used_and_every_mount_is_a_volume(release):
 
 def test_every_container_is_probed(release):
     for each in containers(release):
+        if each["name"] == "connector":  # it copies, and ends
+            continue
         ports = {port["name"] for port in each["ports"]}
         for probe in ("livenessProbe", "readinessProbe"):
             check = each[probe].get("httpGet") or each[probe].get("tcpSocket")
@@ -456,6 +460,23 @@ def test_the_agent_is_a_native_sidecar_that_is_ready_without_its_engine_having_s
     (agent,) = next(pod for name, pod in pods(objects({})) if name == "kv-engine")["initContainers"]
     assert agent["restartPolicy"] == "Always"
     assert "startupProbe" not in agent
+
+
+def test_an_engine_has_the_connector_and_its_agent_reaches_the_tiers(settings):
+    release = objects(EVERYTHING)
+    pod = next(pod for name, pod in pods(release) if name == "kv-engine")
+    copying, agent = pod["initContainers"]
+    (target,), engine = copying["volumeMounts"], container(release, "engine")
+    assert {**target, "readOnly": True} in engine["volumeMounts"]
+    assert {"name": "PYTHONPATH", "value": target["mountPath"]} in engine["env"]
+    args = engine["args"]
+    asked = json.loads(args[args.index("--kv-transfer-config") + 1])
+    assert asked["kv_load_failure_policy"] == "recompute"
+    tiers = connector_settings(asked["kv_connector_extra_config"])
+    config = flat(load_agent_config([], settings(agent)))
+    assert (config.control_listen, config.tiers) == (tiers.control_listen, tiers.tier_events)
+    assert tiers.worker.name == "$(POD_NAME)"
+    assert tiers.tiers.disk_cache_dir in {each["mountPath"] for each in engine["volumeMounts"]}
 
 
 def test_engine_event_ports_are_closed_by_default():

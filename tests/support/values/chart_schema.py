@@ -124,6 +124,12 @@ def _picker():
 
 
 def _engines():
+    gigabytes = {"type": "number", "minimum": 0}
+    connector = _object(
+        ("enabled", "hostCacheGb", "controlPort", "tiersPort"),
+        enabled=SWITCH, hostCacheGb=gigabytes, diskCacheGb=_whole(0, 1_000_000),
+        diskStorageClass=NAME, controlPort=PORT, tiersPort=PORT, config=ANYTHING,
+    )  # fmt: skip
     return _object(
         ("enabled", "replicas", "model", "port", "config"),
         enabled=SWITCH, replicas=_whole(0, 4096), image=IMAGE, agentImage=IMAGE, model=TEXT,
@@ -131,7 +137,7 @@ def _engines():
         eventsPort=PORT, replayPort=PORT, agentPort=PORT, config=_settings(BridgeConfig),
         drainSeconds=_whole(0, 3600), startSeconds=_whole(5, 86400), resources=RESOURCES,
         agentResources=RESOURCES, securityContext=ANYTHING, sharedMemory=SIZE, cacheClaim=NAME,
-        **PLACED,
+        connector=connector, **PLACED,
     )  # fmt: skip
 
 
