@@ -13,7 +13,7 @@ COPY deploy/images/build.txt /locks/build.txt
 RUN python3 -m venv /build && /build/bin/pip install --no-cache-dir \
   --require-hashes --requirement /locks/build.txt
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE THIRD_PARTY.md ./
+COPY pyproject.toml hatch_build.py README.md LICENSE THIRD_PARTY.md ./
 COPY router router
 COPY worker_agent worker_agent
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .

@@ -15,7 +15,7 @@ DYNAMO_VERSIONS := 1.0.2 1.6.1
 # the same thousand files again and again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up kernels manifests docs promtool test test-long test-vllm test-gpu test-dynamo test-aiperf test-gateway test-image test-release test-lowest test-upgrade release locks unit attack fuzz soak chaos lint format bench compare clean
+.PHONY: up kernels manifests docs promtool test test-long test-vllm test-gpu test-dynamo test-aiperf test-gateway test-image test-release test-lowest test-upgrade dist site locks unit attack fuzz soak chaos lint format bench compare clean
 
 up: $(KERNELS)
 	@$(BIN)/kv-router up $(UP_ARGS)
@@ -143,14 +143,23 @@ test-upgrade: $(KERNELS) $(DEV_STAMP)
 	cd $(UPGRADE_TREE) && PYTHONPATH=. $(abspath $(BIN))/python -m router.warm
 	UPGRADE_TREE=$(abspath $(UPGRADE_TREE)) $(BIN)/pytest -q -m upgrade tests/integration/test_rolling_update.py
 
-# What is published: both packages, a bill of materials (CycloneDX) for each image, and checksums, in DIST.
+# What is published: both packages, what `docker build - <` takes for the images, a bill of materials (CycloneDX) for
+# each image, and checksums, in DIST. Links of the packages' page lead to REPOSITORY, without which they are plain text.
 DIST ?= dist
-release: .release-venv/.installed
+REPOSITORY ?=
+CONTEXT := Dockerfile .dockerignore pyproject.toml hatch_build.py README.md LICENSE THIRD_PARTY.md deploy/images router worker_agent
+dist: .release-venv/.installed
 	rm -rf $(DIST)
-	.release-venv/bin/python -m build --outdir $(DIST) .
+	KV_ROUTER_REPOSITORY=$(REPOSITORY) .release-venv/bin/python -m build --outdir $(DIST) .
+	git ls-files -z $(CONTEXT) | tar --null --files-from=- --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner \
+		--create | gzip --no-name > $(DIST)/kv-router-images.tar.gz
 	for image in router agent; do PYTHONWARNINGS=ignore .release-venv/bin/cyclonedx-py requirements deploy/images/$$image.txt \
 		--pyproject pyproject.toml --output-reproducible --output-file $(DIST)/kv-router-$$image.cdx.json || exit 1; done
 	cd $(DIST) && sha256sum * > SHA256SUMS
+
+# The documentation as a site, in build/site; a link that leads nowhere is an error. Links to files beside docs/ lead to REPOSITORY.
+site: .site-venv/.installed
+	KV_ROUTER_REPOSITORY=$(REPOSITORY) .site-venv/bin/mkdocs build --strict
 
 # The packages of the images with their hashes, from pyproject.toml and constraints.txt. LOCK_ARGS chooses
 # another build of torch, such as LOCK_ARGS="--index https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match".
@@ -289,6 +298,11 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 		build cyclonedx-bom pip-audit pipx twine uv
 	touch $@
 
+.site-venv/.installed: Makefile
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check mkdocs-material==9.8.1
+	touch $@
+
 .lowest-venv/.installed: pyproject.toml
 	$(PYTHON) -m venv $(@D)
 	$(PYTHON) tests/support/values/lowest.py > $(@D)/lowest.txt
@@ -312,4 +326,4 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .aiperf-venv .gpu-venv .gateway-venv .protoc-venv .release-venv .lowest-venv .promtool $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .aiperf-venv .gpu-venv .gateway-venv .protoc-venv .release-venv .site-venv .lowest-venv .promtool $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

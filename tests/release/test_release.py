@@ -139,11 +139,9 @@ ONE_LINERS = re.findall(r"^\$ pipx run (.*?)(?: +#.*)?$", INSTALL, re.MULTILINE)
 
 @pytest.mark.parametrize("line", ONE_LINERS)
 def test_one_liners_work_from_the_wheel(line, built, tmp_path):
-    """What a registry would say of the name, the wheel says here."""
+    """The wheel stands for the clone."""
     wheel, _ = built
-    extras, words = re.fullmatch(
-        r"(?:--spec 'kv-router(\[[\w,]+\])' )?kv-router(.*)", line
-    ).groups()
+    extras, words = re.fullmatch(r"--spec '?\.(\[[\w,]+\])?'? kv-router(.*)", line).groups()
     spec = f"kv-router{extras or ''} @ {wheel.as_uri()}"
     command = [PYTHON, "-m", "pipx", "run", "--spec", spec, "kv-router", *words.split()]
     if words.split()[0] in ("serve", "up", "indexer"):
