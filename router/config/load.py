@@ -10,6 +10,7 @@ from router.config.openai import OpenAiConfig, check_engines
 from router.config.picker import PickerConfig, check_picker
 from router.config.queue import policy_file_text
 from router.config.router import RouterConfig
+from router.errors import ConfigError
 from router.protocol.values import KEYED_SCHEME
 from router.runtime.process.aliases import check_variables
 from router.runtime.process.loading import Loaded, load_with_sources
@@ -352,14 +353,35 @@ def load_router_config(arguments: Sequence[str], environment: Mapping[str, str])
 
 
 def completed(config: RouterConfig) -> RouterConfig:
-    """Return the configuration with the text of its policy file, and waiting requests limited.
-
-    Half of the connections are for requests that do not wait.
-    """
-    path, most = config.queue.router_policy_config, config.service.max_connections // 2
+    """Return the configuration with the text of its policy file, and waiting requests limited."""
+    path = config.queue.router_policy_config
     queue = structs.replace(
-        config.queue,
-        router_policy_config=policy_file_text(path) if path else "",
-        max_waiting_requests=max(1, min(config.queue.max_waiting_requests, most)),
+        config.queue, router_policy_config=policy_file_text(path) if path else ""
     )
-    return structs.replace(config, queue=queue)
+    return _limited(structs.replace(config, queue=queue))
+
+
+def changed(before: RouterConfig, loaded: Loaded[RouterConfig]) -> RouterConfig:
+    """Return the configuration of a running router after changes of its live settings.
+
+    Raises ConfigError if these do not fit to the others, or to what was built at the start.
+    """
+    now = loaded.config
+    check_router(now, loaded.sources)
+    weights = (before.policy.overlap_score_weight, now.policy.overlap_score_weight)
+    if (weights[0] == 0) != (weights[1] == 0):
+        reason = f"{weights[1]} instead of {weights[0]}: the index is turned off or on at a restart"
+        raise ConfigError("overlap_score_weight", reason, "0 to 0, or a weight to another one")
+    if now.openai.openai_port or now.picker.epp_port:
+        for name in ("max_wait_s", "no_worker_wait_s"):
+            was, wanted = getattr(before.queue, name), getattr(now.queue, name)
+            if wanted > max(before.queue.max_wait_s, before.queue.no_worker_wait_s):
+                reason = f"{wanted} instead of {was}: the OpenAI endpoint waits longer at a restart"
+                raise ConfigError(name, reason, "at most the longer of both, as in force")
+    return _limited(now)
+
+
+def _limited(config: RouterConfig) -> RouterConfig:
+    """Return a configuration with half of the connections for requests that do not wait."""
+    most = max(1, min(config.queue.max_waiting_requests, config.service.max_connections // 2))
+    return structs.replace(config, queue=structs.replace(config.queue, max_waiting_requests=most))

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from router.errors import ConfigError
 from router.protocol.values import KEYED_SCHEME
-from router.runtime.process.settings import DECIDES, about
+from router.runtime.process.settings import DECIDES, LIVE, about
 from router.runtime.security.secret_files import read_secret
 from router.sequence.active.footprint import TrackedParts
 
@@ -70,7 +70,7 @@ class PlacementConfig(Struct, frozen=True, kw_only=True):
         Annotated[float, Meta(ge=0, le=1)] | None,
         about(
             "a rank is busy above this fraction of its blocks in use; none: no limit",
-            DECIDES,
+            DECIDES | LIVE,
             unit="FRACTION",
         ),
     ] = None
@@ -78,19 +78,19 @@ class PlacementConfig(Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0)] | None,
         about(
             "a rank is busy above this number of prompt tokens to compute; none: no limit",
-            DECIDES,
+            DECIDES | LIVE,
             unit="TOKENS",
         ),
     ] = None
     active_prefill_tokens_threshold_frac: Annotated[
         Annotated[float, Meta(ge=0, le=1e9)] | None,
-        about("the same limit as a multiple of the rank's max_num_batched_tokens", DECIDES),
+        about("the same limit as a multiple of the rank's max_num_batched_tokens", DECIDES | LIVE),
     ] = None
     busy_hysteresis: Annotated[
         float,
         about(
             "a busy rank counts as free again once it is this fraction below its threshold",
-            DECIDES,
+            DECIDES | LIVE,
             ge=0,
             le=1,
             unit="FRACTION",
@@ -101,7 +101,7 @@ class PlacementConfig(Struct, frozen=True, kw_only=True):
         about(
             "weight of the preference for ranks that have loaded the request's "
             "LoRA adapter; 0: off",
-            DECIDES,
+            DECIDES | LIVE,
             ge=0,
             le=1e9,
         ),

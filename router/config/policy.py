@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
-from router.runtime.process.settings import COMMON, DECIDES, about
+from router.runtime.process.settings import COMMON, DECIDES, LIVE, about
 from router.scheduler.settings import DEFAULT_POLICY, PolicySettings, TrustWeights
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ Repeated here, because `--help` loads no policy; a test compares the two.
 
 def _placing(name: str, text: str, **limits: Any) -> Meta:
     """Return the annotation of a setting of placement, which names the policies that use it."""
-    return about(f"{text}; used by {', '.join(USED_BY[name])}", DECIDES, **limits)
+    return about(f"{text}; used by {', '.join(USED_BY[name])}", DECIDES | LIVE, **limits)
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
         str,
         about(
             "policy for requests where neither the routing group nor the body names one",
-            DECIDES | COMMON,
+            DECIDES | COMMON | LIVE,
             unit="POLICY",
         ),
     ] = DEFAULT_POLICY
@@ -94,7 +94,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
         str,
         about(
             "policies of routing groups: group=policy pairs, separated by commas",
-            DECIDES,
+            DECIDES | LIVE,
             unit="GROUP=POLICY,…",
         ),
     ] = ""

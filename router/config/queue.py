@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from router.errors import ConfigError
 from router.protocol.requests import MOST_MS, Unmet
 from router.protocol.values import Name, Scope
-from router.runtime.process.settings import COMMON, DECIDES, about
+from router.runtime.process.settings import COMMON, DECIDES, LIVE, about
 from router.scheduler.settings import OBJECTIVES, QueuePolicy
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
             "requests wait while every rank has more prompt tokens to compute than "
             "this multiple of its max_num_batched_tokens; none: requests never "
             "wait",
-            DECIDES | COMMON,
+            DECIDES | COMMON | LIVE,
             unit="MULTIPLE",
         ),
     ] = None
@@ -39,32 +39,40 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
         QueuePolicy,
         about(
             "order in which a tenant's requests leave the queue: fcfs, lcfs, wspt or deadline",
-            DECIDES,
+            DECIDES | LIVE,
         ),
     ] = "fcfs"
     router_policy_config: Annotated[
         str,
         about(
             "TOML or JSON file that defines policy classes; empty: there is one class",
-            DECIDES,
+            DECIDES | LIVE,
             unit="FILE",
         ),
     ] = ""
     max_wait_s: Annotated[
         float,
-        about("a request that waits longer is refused with 529", DECIDES | COMMON, gt=0, le=86_400),
+        about(
+            "a request that waits longer is refused with 529",
+            DECIDES | COMMON | LIVE,
+            gt=0,
+            le=86_400,
+        ),
     ] = 60.0
     max_waiting_requests: Annotated[
         int,
         about(
-            "limit of requests in all queues together; beyond that, 529", DECIDES, ge=1, le=65_536
+            "limit of requests in all queues together; beyond that, 529",
+            DECIDES | LIVE,
+            ge=1,
+            le=65_536,
         ),
     ] = 2048
     max_waiting_tokens: Annotated[
         int,
         about(
             "limit of prompt tokens in all queues together, 4 bytes each; beyond that, 529",
-            DECIDES,
+            DECIDES | LIVE,
             ge=1,
         ),
     ] = 1 << 26
@@ -73,13 +81,14 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
         about(
             "objective for the time to the first token of requests without their own, of models "
             "without policy classes; used by predictive",
-            DECIDES,
+            DECIDES | LIVE,
         ),
     ] = None
     slo_tpot_ms: Annotated[
         Annotated[float, Meta(gt=0, le=MOST_MS)] | None,
         about(
-            "objective for their mean time per further output token; used by predictive", DECIDES
+            "objective for their mean time per further output token; used by predictive",
+            DECIDES | LIVE,
         ),
     ] = None
     slo_unmet: Annotated[
@@ -87,7 +96,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
         about(
             "requests with objectives that no rank is predicted to meet: refuse them with 429, or "
             "place them where they are missed least; a policy class may differ",
-            DECIDES,
+            DECIDES | LIVE,
         ),
     ] = "refuse"
 
@@ -96,7 +105,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
         about(
             "time for which a booking waits where its model has no schedulable worker, and has or "
             "had some or is in scale_from_zero_models; 0: it is refused at once with 503",
-            DECIDES,
+            DECIDES | LIVE,
             ge=0,
             le=86_400,
         ),

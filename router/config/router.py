@@ -25,7 +25,7 @@ from router.config.queue import QueueConfig
 from router.config.server import BusConfig, IndexConfig, ServiceConfig
 from router.config.sessions import SessionConfig
 from router.runtime.http_server.config import BodyConfig, HttpServerConfig, LogConfig
-from router.runtime.process.settings import COMMON, DECIDES, about, id_of_name, settings_of
+from router.runtime.process.settings import COMMON, DECIDES, LIVE, about, id_of_name, settings_of
 from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
 
 if TYPE_CHECKING:
@@ -103,7 +103,10 @@ class ReservationConfig(Struct, frozen=True, kw_only=True):
     max_reservations: Annotated[
         int,
         about(
-            "limit of concurrent reservations; beyond it, 503", DECIDES, ge=1, unit="RESERVATIONS"
+            "limit of concurrent reservations; beyond it, 503",
+            DECIDES | LIVE,
+            ge=1,
+            unit="RESERVATIONS",
         ),
     ] = 1_000_000
     selection_cache_ttl_s: Annotated[

@@ -12,6 +12,7 @@ from router.core.admission import Admission
 from router.core.effects import Effect
 from router.core.placement import Placement
 from router.core.registered_workers import ImplicitWorker, RegisteredWorker
+from router.core.settings import CoreSettings
 from router.indexer.dumps import RankState
 from router.indexer.event_log import LogVerdict
 from router.indexer.rank_index import SourceFault
@@ -23,6 +24,9 @@ from router.protocol.replicas import PeerMessage, PromptUsage
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.protocol.values import Rank, Scope, pack_hashes
 from router.scheduler.busy import BusyThresholds
+from router.scheduler.eligibility import EligibilitySettings
+from router.scheduler.queue.waiting_room import Queueing
+from router.scheduler.settings import PolicySettings
 from router.sequence.active.prompt import Prompt
 
 R = TypeVar("R")
@@ -194,6 +198,32 @@ class SetBusyThresholds(Command[None], frozen=True, tag="set_busy_thresholds"):
     thresholds: BusyThresholds
 
 
+class Reconfigure(Command[None], frozen=True, tag="reconfigure"):
+    """Change these parts of `CoreSettings`; waiting requests move to the new classes.
+
+    Raises ConfigError; then nothing is changed.
+    """
+
+    policy: PolicySettings
+    max_reservations: int
+    default_policy: str
+    group_policies: dict[str, str]
+    queueing: Queueing
+    gate: EligibilitySettings
+
+    @classmethod
+    def of(cls, settings: CoreSettings) -> "Reconfigure":
+        """Return the command that leads to these settings."""
+        return cls(
+            policy=settings.policy,
+            max_reservations=settings.max_reservations,
+            default_policy=settings.default_policy,
+            group_policies=dict(settings.group_policies),
+            queueing=settings.queueing,
+            gate=settings.gate,
+        )
+
+
 class Tick(Command[None], frozen=True, tag="tick"):
     """Apply the passage of time: lost workers, expired reservations, overdue checkpoints."""
 
@@ -330,6 +360,7 @@ AnyCommand: TypeAlias = (
     | SetConnected
     | StreamLost
     | SetBusyThresholds
+    | Reconfigure
     | Tick
     | MarkBeacon
     | Tidy

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec.structs import asdict, replace
 
 from router.accuracy.accuracy import AccuracyMonitor
 from router.core import commands
@@ -174,7 +175,7 @@ class RouterCore:
 
     @property
     def settings(self) -> CoreSettings:
-        """The settings it was built with."""
+        """The settings in force."""
         return self._settings
 
     @property
@@ -288,6 +289,7 @@ class RouterCore:
             commands.SetConnected: self._set_connected,
             commands.StreamLost: self._stream_lost,
             commands.SetBusyThresholds: self._set_busy_thresholds,
+            commands.Reconfigure: self._reconfigure,
             commands.Tick: self._tick,
             commands.MarkBeacon: self._mark_beacon,
             commands.Tidy: self._tidy,
@@ -410,6 +412,16 @@ class RouterCore:
     def _set_busy_thresholds(self, command: commands.SetBusyThresholds, _: float) -> Handled[None]:
         self.gate.set_thresholds(command.model_name, command.thresholds)
         return None, []
+
+    def _reconfigure(self, command: commands.Reconfigure, now_s: float) -> Handled[None]:
+        settings = replace(self._settings, **asdict(command))
+        queueing, policies = settings.queueing, settings.queueing.policies
+        self._placer.reconfigure(settings, ObjectiveRules(policies, queueing.slo_unmet))
+        self._reservations.reconfigure(settings)
+        self.waiting.reconfigure(queueing, policies)
+        object.__setattr__(self, "_settings", settings)
+        self._standing.reweigh(self.trust_weights, now_s)
+        return None, self._admission_effects()
 
     def _tick(self, _: commands.Tick, now_s: float) -> Handled[None]:
         effects = self._membership.remove_silent(now_s)

@@ -139,6 +139,13 @@ class Placer:
         self._placements: dict[Scope, int] = {}
         self.gate = Eligibility(settings.gate, ranks)
 
+    def reconfigure(self, settings: CoreSettings, objectives: ObjectiveRules) -> None:
+        """Apply changed settings: policies, weights, the gate. Raises ConfigError; then none."""
+        self.policies.assign(settings.default_policy, settings.group_policies)
+        self._settings, self._objectives = settings, objectives
+        self._rules.clear()
+        self.gate.reconfigure(settings.gate)
+
     def place(
         self, request: SelectRequest, prompt: Prompt, now_s: float, waited_s: float = 0.0
     ) -> Placement:

@@ -73,6 +73,12 @@ class RankStatus:
             row[TRUST_WEIGHT] = self._weights.weight(self.trust(rank, now_s).state)
             row[HYBRID] = not self._index.keeps_prompts(rank)
 
+    def reweigh(self, weights: TrustWeights, now_s: float) -> None:
+        """Apply other weights of trust to all ranks. O(ranks)."""
+        self._weights = weights
+        for rank in list(self._table):
+            self.note(rank, now_s)
+
     def held_blocks(self, rank: Rank) -> int:
         """Return the number of blocks the rank holds, reported or estimated. O(1).
 

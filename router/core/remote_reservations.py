@@ -45,7 +45,6 @@ class RemoteReservations:
 
     __slots__ = (
         "_fleet",
-        "_limit",
         "_predictions",
         "_ranks",
         "_router_id",
@@ -53,6 +52,7 @@ class RemoteReservations:
         "differing",
         "herd",
         "inherited",
+        "limit",
         "refused",
         "replicas",
         "yielded",
@@ -72,7 +72,7 @@ class RemoteReservations:
         self._tracker = tracker
         self._predictions = predictions
         self._ranks = ranks
-        self._limit = limit
+        self.limit = limit
         self.replicas = ReplicaSet(router_id)
         self.herd = HerdEstimate(router_id, ranks)
         self.differing: dict[tuple[int, int], tuple[int, int]] = {}
@@ -128,7 +128,7 @@ class RemoteReservations:
 
         Returns False if its rank is unknown, or the limit is reached.
         """
-        if self._scope_of(given.rank) is None or len(self._tracker) >= self._limit:
+        if self._scope_of(given.rank) is None or len(self._tracker) >= self.limit:
             return False
         key = (router_id, given.request_id)
         if key in self._tracker:
@@ -163,7 +163,7 @@ class RemoteReservations:
         rank = reservation.rank
         if rank not in self._ranks:
             return
-        if self._tracker.foreign_count >= self._limit:
+        if self._tracker.foreign_count >= self.limit:
             self.refused += 1
             return
         footprint = _footprint(reservation)

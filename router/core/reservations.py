@@ -76,6 +76,11 @@ class Reservations:
         self._waiting = waiting
         self._usage = usage
 
+    def reconfigure(self, settings: CoreSettings) -> None:
+        """Apply changed settings; what is booked stays booked."""
+        self._settings = settings
+        self._foreign.limit = settings.max_reservations
+
     def bookable_id(self, request_id: str | None) -> str:
         """Return the id, if it can be booked.
 

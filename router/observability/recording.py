@@ -86,6 +86,10 @@ class Recording:
         self._is_midway = False
         self._totals = dict.fromkeys(_COUNTED, 0)
 
+    def reconfigure(self, config: RouterConfig) -> None:
+        """Note the settings in force, for the header of the next file."""
+        self._config = config
+
     def begin(
         self,
         path: Path | None = None,
@@ -184,7 +188,8 @@ class Recording:
 
     def _renewed(self, header: Header) -> Header:
         workers = tuple(worker.announcement for worker in self._core.fleet)
-        return replace(header, now_s=time.monotonic(), workers=workers)
+        settings = decision_settings(self._config)
+        return replace(header, settings=settings, now_s=time.monotonic(), workers=workers)
 
 
 def decision_settings(config: RouterConfig) -> dict[str, Setting]:

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.core.commands import Command, Decision, Placing
+from router.core.commands import Command, Decision, Placing, Reconfigure
 from router.core.core import RouterCore
 from router.errors import KvRouterError
 from router.recording.entries import Entry, RecordedResult, choice_of, result_of
@@ -41,14 +41,25 @@ class Replay:
     `lines`: the number of replayed lines. `missing`: entries that are not in the recording;
     `hole_line`: the line of the first of them, after which the core's state differs from the
     recorded one; `cause`: why they are missing.
+    `keeps_settings`: those of the core stay in force, where the recorded router's were changed.
     `ended`: the reason of the recording's end; None if it has no end, so its last moments are
     missing.
     """
 
-    __slots__ = ("at_s", "cause", "core", "ended", "hole_line", "lines", "missing")
+    __slots__ = (
+        "_keeps_settings",
+        "at_s",
+        "cause",
+        "core",
+        "ended",
+        "hole_line",
+        "lines",
+        "missing",
+    )
 
-    def __init__(self, core: RouterCore) -> None:
+    def __init__(self, core: RouterCore, *, keeps_settings: bool = False) -> None:
         self.core = core
+        self._keeps_settings = keeps_settings
         self.lines = 0
         self.at_s = 0.0
         self.missing = 0
@@ -77,6 +88,8 @@ class Replay:
             self.cause = self.cause or entry.cause
         elif isinstance(entry, End):
             self.ended = entry.reason
+        elif isinstance(entry.command, Reconfigure) and self._keeps_settings:
+            return None
         elif isinstance(entry.command, Decision):
             return Compared(number, line.at_s, entry, self._decide(entry.command, entry.now_s))
         else:

@@ -185,6 +185,10 @@ class Eligibility:
         self._by_model: dict[str, BusyThresholds] = {}
         self._by_scope: dict[Scope, _Known] = {}
 
+    def reconfigure(self, settings: EligibilitySettings) -> None:
+        """Apply other settings; models keep thresholds of their own."""
+        self._settings = settings
+
     def pass_through(
         self, request: SelectRequest, candidates: Candidates, prefill: WorkerLabels | None
     ) -> EligibleRanks:

@@ -23,7 +23,9 @@ from router.api.sessions import SessionStep
 from router.api.shadow import ShadowStep
 from router.api.workers import WorkerCommands
 from router.config.core import make_core
+from router.config.load import changed
 from router.config.router import RouterConfig
+from router.core.commands import Reconfigure
 from router.core.core import RouterCore
 from router.core.effects import ShareLoad
 from router.core.registered_workers import complete_worker
@@ -142,8 +144,12 @@ class RouterService:
         self._index_rpc = IndexRpc(core, lookups, *told, config.bus.max_bus_requests)
 
     def reconfigure(self, loaded: Loaded[RouterConfig]) -> None:
-        """Apply changed settings, those of `settings.LIVE`."""
-        config = loaded.config
+        """Apply changed settings, those of `settings.LIVE`. Raises ConfigError; then none."""
+        config = changed(self._config, loaded)
+        self._reconfigure_core(config)
+        self._config = config
+        before, self._unused = self._unused, config.unused(self.host.core.policies.available)
+        self._warn([each for each in self._unused.values() if each not in before.values()])
         self._settings.update(effective(config, loaded.sources, self._unused))
         self.host.reconfigure(config)
         self._rpc.reconfigure(config.bodies)
@@ -155,6 +161,18 @@ class RouterService:
             api.reconfigure(config.bodies)
             front.reconfigure(config.http, config.bodies)
 
+    def _warn(self, sentences: Iterable[str]) -> None:
+        if text := "; ".join(sentences):
+            log.warning("%s", text)
+
+    def _reconfigure_core(self, config: RouterConfig) -> None:
+        command = Reconfigure.of(config.core)
+        if command == Reconfigure.of(self._config.core):
+            return
+        _, effects = self.host.core.handle(command, time.monotonic())
+        self.recording.reconfigure(config)
+        self.host.effect_runner.perform(effects)
+
     def reread(self) -> list[str]:
         """Reread the files that settings name. Returns the results as sentences."""
         return self.host.edge.reload()
@@ -162,8 +180,7 @@ class RouterService:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then not ready, drain, close. Raises ConfigError."""
         host, config = self.host, self._config
-        if self._unused:
-            log.warning("%s", "; ".join(self._unused.values()))
+        self._warn(self._unused.values())
         workers = WorkerCommands(
             host.core,
             host.registrations,

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import re
 import signal
 from contextlib import ExitStack
 
 import httpx
 import pytest
 
+from router.cli import main
 from support.processes.processes import Process
 from support.processes.servers import NO_TLS, eventually, free_port
 
@@ -65,7 +67,7 @@ async def start(tmp_path):
 
 async def test_sighup_applies_live_settings_and_names_the_others(start, tmp_path):
     file = tmp_path / "router.toml"
-    file.write_text("body_limit_bytes = 1024\nmax_reservations = 5\n")
+    file.write_text("body_limit_bytes = 1024\nreservation_ttl_s = 5\n")
     router = await start("r", config=file)
 
     async def status():
@@ -73,21 +75,21 @@ async def test_sighup_applies_live_settings_and_names_the_others(start, tmp_path
 
     assert await status() == 413
 
-    file.write_text("body_limit_bytes = 9000\nmax_reservations = 6\nlog_level = 'debug'\n")
+    file.write_text("body_limit_bytes = 9000\nreservation_ttl_s = 6\nlog_level = 'debug'\n")
     router.process.popen.send_signal(signal.SIGHUP)
-    await eventually(lambda: router.said("reload: max_reservations"))
+    await eventually(lambda: router.said("reload: reservation_ttl_s"))
     await eventually(lambda: len(router.said("reload")) == 3)
     assert sorted(router.said("reload")) == [
         "reload: body_limit_bytes: 1024 is now 9000",
         "reload: log_level: 'info' is now 'debug'",
-        "reload: max_reservations: 5 is now 6; takes effect at a restart",
+        "reload: reservation_ttl_s: 5.0 is now 6.0; takes effect at a restart",
     ]
     assert await status() == 503
     config = await router.get("/config")
     assert config["body_limit_bytes"] == {
         "value": 9000, "source": f"file {file}: body_limit_bytes",
     }  # fmt: skip
-    assert config["max_reservations"]["value"] == 5
+    assert config["reservation_ttl_s"]["value"] == 5
     assert router.said("refused (no_endpoints)")
 
     kept = "body_limit_bytes = 9000\nlog_level = 'debug'\n"
@@ -111,6 +113,48 @@ async def test_sighup_applies_live_settings_and_names_the_others(start, tmp_path
     router.process.popen.send_signal(signal.SIGHUP)
     await eventually(lambda: router.said("body_limit_bytes: 9000 is now 33554432"))
     assert router.process.stop() == 0
+
+
+async def test_sighup_changes_policy_and_limits_for_the_next_request(start, tmp_path, capsys):
+    file, recording = tmp_path / "router.toml", tmp_path / "recording.jsonl"
+    kept = "check_workers = false\n"
+    file.write_text(f"{kept}policy = 'round-robin'\n")
+    router = await start("r", config=file, **{"record-to": recording})
+    for worker_id in (1, 2):
+        worker = {"worker_id": worker_id, "endpoint": f"http://w{worker_id}", "block_size": 4}
+        assert (await router.client.post("/workers", json=worker)).status_code == 201
+    names = iter("abcdefgh")
+
+    async def reload(text, said):
+        file.write_text(kept + text)
+        router.process.popen.send_signal(signal.SIGHUP)
+        return await eventually(lambda: router.said(said))
+
+    async def book(**fields):
+        body = {"token_ids": [1] * 64, "request_id": next(names), "max_wait_s": 0.2, **fields}
+        return await router.client.post("/select_and_reserve", json=body)
+
+    async def policy():
+        answer = await book()
+        assert answer.status_code == 200, answer.text
+        return answer.json()["policy"]
+
+    assert await policy() == "round-robin"
+    changed = "policy = 'least-loaded'\nmax_reservations = 2\n"
+    await reload(changed, "reload: policy: 'round-robin' is now 'least-loaded'")
+    assert router.said("reload: max_reservations: 1000000 is now 2")
+    assert await policy() == "least-loaded"
+    assert (await book()).status_code == 503
+    config = await router.get("/config")
+    assert config["policy"]["value"] == "least-loaded"
+    await reload("policy = 'of nobody'\nmax_reservations = 9\n", "no setting changed: policy")
+    await reload("overlap_score_weight = 0\n", "no setting changed: overlap_score_weight")
+    assert (await book()).status_code == 503
+    await reload("router_queue_threshold = 0\n", "reload: router_queue_threshold")
+    assert (await book()).status_code == 529
+    assert router.process.stop() == 0
+    assert main(["replay", str(recording)]) == 0
+    assert re.search(r"decisions: (\d+) of \1 equal", capsys.readouterr().out)
 
 
 async def test_sighup_reloads_an_indexer(start, tmp_path):

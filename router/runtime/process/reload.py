@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 class ConfigReloader(Generic[T]):
     """Reloads the configuration when it is called.
 
-    `load` raises ConfigError. `apply` receives the new settings and their sources. `reread` reads
-    the files that settings name.
+    `load` raises ConfigError. `apply` receives the new settings and their sources, and raises
+    ConfigError if the process cannot go on with them; then it has changed none. `reread` reads the
+    files that settings name.
     """
 
     def __init__(
@@ -51,7 +52,11 @@ class ConfigReloader(Generic[T]):
         before, after = self._current.config, loaded.config
         pairs = zip(settings_of(before), settings_of(after), strict=True)
         changed = [new for old, new in pairs if new.value != old.value]
-        self._change(loaded, [each.name for each in changed if each.has_mark(LIVE)])
+        try:
+            self._change(loaded, [each.name for each in changed if each.has_mark(LIVE)])
+        except ConfigError as error:
+            log.error("reload failed, no setting changed: %s", error)
+            return
         for each in changed:
             note = "" if each.has_mark(LIVE) else "; takes effect at a restart"
             log.warning("reload: %s%s", _change_text(each.name, before, after), note)
@@ -68,11 +73,12 @@ class ConfigReloader(Generic[T]):
             if name in loaded.sources:
                 sources[name] = loaded.sources[name]
         config = with_settings(self._current.config, values)
-        self._current = Loaded(config, sources)
+        merged = Loaded(config, sources)
+        self._apply(merged)
+        self._current = merged
         if {"log_level", "log_format"} & set(live):
             now = {each.name: each.value for each in settings_of(config)}
             log_to_stderr(now["log_level"], now["log_format"])
-        self._apply(self._current)
 
 
 def _change_text(name: str, before: Struct, after: Struct) -> str:

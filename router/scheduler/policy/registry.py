@@ -50,10 +50,15 @@ class Policies:
             if selector.name in self._by_name:
                 raise ConfigError("policy", f"two are named {selector.name!r}", "one name each")
             self._by_name[selector.name] = selector
-        self._default = self._configured("policy", default)
+        self.assign(default, by_group)
+
+    def assign(self, default: str, by_group: Mapping[str, str]) -> None:
+        """Set the default and those of groups; each keeps its state. Raises ConfigError."""
+        found = self._configured("policy", default)
         self._by_group = {
             group: self._configured("group_policies", name) for group, name in by_group.items()
         }
+        self._default = found
 
     @property
     def names(self) -> list[str]:

@@ -39,6 +39,11 @@ class AdmissionQueue:
         return ticket in self._class_of
 
     @property
+    def all(self) -> list[Waiting]:
+        """All waiting requests, in the order of their arrival."""
+        return sorted((w for each in self.queues for w in each.all), key=lambda w: w.ticket)
+
+    @property
     def isl_tokens(self) -> int:
         """The number of prompt tokens of all waiting requests."""
         return sum(queue.usage.isl_tokens for queue in self.queues)
@@ -64,10 +69,23 @@ class AdmissionQueue:
                 last = queue.last_of_heaviest(kind, None if is_below else waiting.tenant)
                 displaced.append((last, _share_error(queue, last.tenant, kind, limit, now_s)))
                 self._remove(last.ticket)
-        queue.push(waiting)
+        self.add(waiting, index)
+        return displaced
+
+    def add(self, waiting: Waiting, index: int) -> None:
+        """Add a request to a class, whatever its limits. O(log requests)."""
+        self.queues[index].push(waiting)
         self._class_of[waiting.ticket] = index
         self._by_expiry.add((waiting.expires_s, waiting.ticket))
-        return displaced
+
+    def emptied(self, classes: Classes) -> "AdmissionQueue":
+        """Return an empty queue for other classes; tenants keep what they got in those by name."""
+        queue, known = AdmissionQueue(classes), {each.settings.name: each for each in self.queues}
+        for each in queue.queues:
+            before = known.get(each.settings.name)
+            if before is not None:
+                each.shares, each.within = before.shares, before.within
+        return queue
 
     def take(self, is_free: IsFree, now_s: float) -> Waiting | None:
         """Remove and return the next request that can be placed; None if none can.

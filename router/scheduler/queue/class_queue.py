@@ -67,6 +67,11 @@ class ClassQueue:
         """The number of tenants with waiting requests."""
         return len(self._tenants)
 
+    @property
+    def all(self) -> list[Waiting]:
+        """All waiting requests."""
+        return list(self._by_ticket.values())
+
     def tenant_usage(self, tenant: str) -> Usage:
         """Return the totals of a tenant's waiting requests."""
         known = self._tenants.get(tenant)

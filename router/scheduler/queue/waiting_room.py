@@ -13,6 +13,7 @@ from router.scheduler.queue.admission_queue import AdmissionQueue
 from router.scheduler.queue.errors import QueueFullError
 from router.scheduler.queue.flows import LimitKind, Waiting
 from router.scheduler.queue.policy_classes import (
+    Classes,
     PolicyClass,
     QueuePolicies,
     queue_policies,
@@ -102,6 +103,21 @@ class WaitingRoom:
         self.tickets: dict[str, int] = {}
         self._tokens = 0
         self._tickets = 0
+
+    def reconfigure(self, limits: Queueing, policies: QueuePolicies) -> None:
+        """Apply other limits, with their classes. O(waiting requests · log).
+
+        Waiting requests are assigned to the new classes and follow their order, but keep the time
+        limit that they came with, and none is displaced.
+        """
+        self.limits, self.policies = limits, policies
+        self.is_used = policies.are_queueing or limits.no_worker_wait_s > 0 or bool(self._pending)
+        for scope, queue in tuple(self._queues.items()):
+            classes = policies.classes(scope.model_name)
+            if len(queue) or classes.are_queueing:
+                self._queues[scope] = self._moved(queue, classes)
+            else:
+                del self._queues[scope]
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -232,6 +248,19 @@ class WaitingRoom:
         }
         assert named == self.tickets
         assert self._tokens == sum(each.prompt.isl_tokens for each in self._pending.values())
+
+    def _moved(self, queue: AdmissionQueue, classes: Classes) -> AdmissionQueue:
+        """Return a queue of other classes with the same requests."""
+        moved = queue.emptied(classes)
+        for each in queue.all:
+            pending = self._pending[each.ticket]
+            asked, uncached_tokens = pending.request, each.isl_tokens - each.cached_tokens
+            index = classes.index(asked.policy_class, uncached_tokens)
+            named = classes.all[index]
+            arrived = (each.since_s, asked.priority_jump, uncached_tokens, each.expires_s)
+            moved.add(structs.replace(each, order=named.order(*arrived)), index)
+            self._pending[each.ticket] = structs.replace(pending, policy_class=named.name)
+        return moved
 
     def _full(
         self, queue: AdmissionQueue, index: int, kind: LimitKind, now_s: float

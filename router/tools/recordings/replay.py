@@ -62,7 +62,8 @@ class _Run:
         *,
         as_json: bool,
     ) -> None:
-        self._replay = Replay(replayed_core(recording.header, settings))
+        core = replayed_core(recording.header, settings)
+        self._replay = Replay(core, keeps_settings=bool(settings))
         self._tally = Tally()
         self._lines = recording.lines()
         self.is_empty = False

@@ -3,13 +3,14 @@
 import pytest
 
 from router.config.dynamo_aliases import ALIASES, REFUSED
-from router.config.load import RULES, load_router, load_router_config
+from router.config.load import RULES, changed, load_router, load_router_config
 from router.config.openai import OpenAiConfig
 from router.config.picker import PickerConfig
 from router.config.router import RouterConfig
 from router.errors import ConfigError
 from router.forward.config import in_router
 from router.protocol.values import Scope
+from router.runtime.process.loading import Loaded
 from router.runtime.process.settings import configured, settings_of
 from router.sequence.hashing.keyed_hashes import TrackingKey
 from tests.support.values.settings import flat
@@ -351,3 +352,26 @@ def test_wrong_models_to_scale_from_zero_are_refused(models):
     arguments = ("--no-worker-wait-s", "300", "--scale-from-zero-models", models)
     with pytest.raises(ConfigError, match="scale_from_zero_models"):
         load_router(arguments, {})
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({}, {"overlap_score_weight": 0.0}, "overlap_score_weight: 0.0 instead of 1.0"),
+        ({"openai_port": 8000}, {"max_wait_s": 90.0}, "max_wait_s: 90.0 instead of 60.0"),
+        ({"openai_port": 8000}, {"no_worker_wait_s": 90.0}, "no_worker_wait_s: 90.0 instead of"),
+        ({"shadow": True}, {"router_queue_threshold": 1.0}, "a shadow router responds at once"),
+    ],
+)
+def test_a_change_that_does_not_fit_the_running_router_is_refused(before, now, said):
+    running = configured(RouterConfig, **before)
+    wanted = configured(RouterConfig, **before, **now)
+    with pytest.raises(ConfigError, match=said):
+        changed(running, Loaded(wanted, dict.fromkeys(now, "file")))
+
+
+def test_changed_limit_of_waiting_requests_leaves_connections_free():
+    running = configured(RouterConfig, max_connections=100)
+    wanted = configured(RouterConfig, max_connections=100, max_wait_s=70.0)
+    now = changed(running, Loaded(wanted, {}))
+    assert (now.queue.max_wait_s, now.queue.max_waiting_requests) == (70.0, 50)

@@ -2,11 +2,17 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from router.core.commands import Reconfigure
+from router.core.errors import TooManyReservationsError
 from router.errors import ConfigError, InvalidFieldError
 from router.protocol.requests import ConfigOverride
+from router.scheduler.queue.waiting_room import Queueing
 from router.scheduler.selector import Policy
+from router.scheduler.settings import PolicySettings, TrustWeights
 from router.scheduler.terms import OVERLAP_DEVICE
+from router.sequence.rank_table import TRUST_WEIGHT
 from support.values.builders import World, rank
 
 PROMPT = list(range(40))
@@ -82,3 +88,55 @@ def test_a_prompt_waits_for_its_prefix_where_that_is_sooner_than_to_compute_it()
     assert world.select([*long, 1, 2, 3], now_s=0.0).rank != first.rank
     assert world.select([*long, 1, 2, 3], now_s=2.0).rank == first.rank
     assert world.select([9, *long], now_s=2.0).rank != first.rank
+
+
+def reconfigure(world, **changes):
+    return world.core.handle(Reconfigure.of(replace(world.core.settings, **changes)), 0.0)
+
+
+def test_a_changed_policy_and_its_weights_apply_to_the_next_request(world):
+    world.cache(rank(2), PROMPT)
+    assert world.select(PROMPT).rank == rank(2)
+    reconfigure(world, default_policy="round-robin", group_policies={"chat": "lmetric"})
+    assert [world.select(PROMPT).rank for _ in range(3)] == [rank(1), rank(2), rank(3)]
+    assert world.core.settings.default_policy == "round-robin"
+    world.worker(4, routing_group="chat")
+    assert world.select(PROMPT, routing_group="chat").choice.policy == "lmetric"
+
+    reconfigure(world, default_policy="dynamo-1.0")
+    before = world.select(PROMPT).choice.costs
+    reconfigure(world, policy=PolicySettings(prefill_load_scale=3.0))
+    assert (world.select(PROMPT).choice.costs != before).any()
+
+
+def test_changed_weights_of_trust_apply_to_every_rank_at_once(world):
+    weights = TrustWeights(exact=0.25)
+    reconfigure(world, policy=PolicySettings(trust_weights=weights))
+    assert world.core.trust_weights == weights
+    rows = [world.core.ranks.row(rank(worker_id)) for worker_id in (1, 2, 3)]
+    assert [row[TRUST_WEIGHT] for row in rows] == [0.25] * 3
+
+
+def test_a_changed_limit_of_bookings_applies_to_the_next_one(world):
+    world.book("a", PROMPT)
+    reconfigure(world, max_reservations=1)
+    with pytest.raises(TooManyReservationsError):
+        world.book("b", PROMPT)
+    reconfigure(world, max_reservations=2)
+    world.book("b", PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"default_policy": "of nobody"}, "policy: 'of nobody' is not known"),
+        ({"group_policies": {"chat": "of nobody"}}, "group_policies: 'of nobody' is not known"),
+        ({"queueing": Queueing(policy_file="{")}, "router_policy_config"),
+    ],
+)
+def test_an_unusable_change_changes_nothing(world, wrong, said):
+    before = world.core.settings
+    with pytest.raises(ConfigError, match=said):
+        reconfigure(world, **{"default_policy": "random", "max_reservations": 1, **wrong})
+    assert world.core.settings == before
+    assert world.select(PROMPT).choice.policy == "dynamo-1.0"

@@ -3,12 +3,14 @@
 from itertools import count
 
 import pytest
+from msgspec.structs import replace
 
 from router.core.admission import Admission
 from router.core.commands import (
     Admit,
     Free,
     PrefillComplete,
+    Reconfigure,
     RemoveWorker,
     Submit,
     Tick,
@@ -20,7 +22,7 @@ from router.core.registered_workers import complete_worker
 from router.protocol.requests import RankTarget, SelectRequest
 from router.protocol.workers import WorkerRegistration
 from router.scheduler.errors import NoEndpointsError
-from router.scheduler.queue.errors import QueueTimeoutError, WithdrawnError
+from router.scheduler.queue.errors import QueueFullError, QueueTimeoutError, WithdrawnError
 from router.scheduler.queue.waiting_room import Queueing
 from router.sequence.active.errors import DuplicateReservationError
 from router.sequence.active.prompt import prepare
@@ -252,3 +254,71 @@ def test_immediate_placements_count_for_their_tenant():
     w.waits("few", tenant="few", first=400)
     w.core.handle(Free("many0"), 0.0)
     assert w.admitted() == ["few"]
+
+
+def requeue(world, now_s=0.0, **changes):
+    queueing = replace(world.core.settings.queueing, **changes)
+    settings = replace(world.core.settings, queueing=queueing)
+    return world.core.handle(Reconfigure.of(settings), now_s)[1]
+
+
+def test_a_changed_limit_of_the_queue_applies_to_the_next_request():
+    w = world(threshold=0.0)
+    w.placed("a")
+    w.waits("b", first=100)
+    requeue(w, max_requests=1)
+    with pytest.raises(QueueFullError):
+        w.submit("c", first=200)
+    requeue(w, max_requests=2)
+    w.waits("c", first=200)
+    w.core.waiting.check_invariants()
+
+
+def test_requests_begin_to_wait_and_cease_to_with_the_threshold():
+    w = world(threshold=None)
+    w.placed("a", 100)
+    assert requeue(w, threshold_frac=0.0) == []
+    w.waits("b", first=200)
+    assert requeue(w, threshold_frac=None) == [WAKE]
+    assert w.admitted() == ["b"]
+    w.placed("c", first=300)
+    assert requeue(w, threshold_frac=0.0) == []
+    w.waits("d", first=400)
+
+
+def test_waiting_requests_follow_the_new_order_and_keep_their_time_limit():
+    w = world(threshold=0.0)
+    w.placed("a")
+    w.waits("long", 200, first=1000)
+    w.waits("short", 10, now_s=0.1, first=2000)
+    requeue(w, 0.2, policy="wspt", max_wait_s=0.5)
+    w.core.waiting.check_invariants()
+    assert w.core.handle(Tick(), 1.0)[1] == [WAKE]
+    w.core.handle(Free("a"), 1.0)
+    assert w.admitted(1.0) == ["short"]
+    ticket = w.waits("new", now_s=1.0, first=3000)
+    assert [each.ticket for each in w.core.handle(Tick(), 1.5)[1] if each != WAKE] == [ticket]
+
+
+CLASSES = """
+default_policy_family = "all"
+uncached_isl_buckets = [{min_tokens = 0, bucket = "short"}, {min_tokens = 100, bucket = "long"}]
+policy_classes = [
+  {name = "s", policy_family = "all", cache_bucket = "short", prefill_busy_threshold = 0},
+  {name = "l", policy_family = "all", cache_bucket = "long", prefill_busy_threshold = 0},
+]
+"""
+
+
+def test_waiting_requests_move_to_the_new_classes():
+    w = world(threshold=0.0)
+    w.placed("a")
+    w.waits("long", 200, first=1000)
+    w.waits("short", 10, first=2000)
+    requeue(w, policy_file=CLASSES)
+    w.core.waiting.check_invariants()
+    ((_, queue),) = w.core.waiting.queues()
+    assert [(each.settings.name, len(each)) for each in queue.queues] == [("s", 1), ("l", 1)]
+    w.core.handle(Free("a"), 0.0)
+    admission = w.core.handle(Admit(), 0.0)[0]
+    assert (admission.request_id, admission.policy_class) == ("short", "s")

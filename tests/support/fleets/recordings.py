@@ -21,6 +21,7 @@ from router.core.commands import (
     OrderWorker,
     OutputBlock,
     PrefillComplete,
+    Reconfigure,
     RemoveWorker,
     Reserve,
     Resume,
@@ -75,6 +76,8 @@ from router.recording.replay import Replay
 from router.runtime.process.settings import configured
 from router.scheduler.busy import BusyThresholds
 from router.scheduler.policy.registry import builtin_policies
+from router.scheduler.queue.waiting_room import Queueing
+from router.scheduler.settings import PolicySettings
 from router.sequence.active.prompt import prepare
 from router.sequence.rank_table import BUSY
 from router.tools.recordings.cores import recorded_core, replayed_core
@@ -161,6 +164,7 @@ def state(core):
         "thresholds": [(model, core.gate.thresholds(model)) for model in core.gate.models],
         "busy": [rank for rank in core.ranks if core.ranks.row(rank)[BUSY]],
         "waiting": dict(core.waiting.tickets),
+        "settings": core.settings,
         "credit": [
             (scope, [(q.deficit_tokens, q.shares._levels) for q in queue.queues])
             for scope, queue in core.waiting.queues()
@@ -194,7 +198,7 @@ class RandomLife(Recorded):
             self.report, self.report, self.evict, self.wait, self.lose, self.order, self.see,
             self.leave, self.search, self.look_often, self.new_life, self.nonsense, self.register,
             self.overhear, self.stream_lost, self.resume, self.resume, self.slices, self.slices,
-            self.tidy, self.limit, self.poll,
+            self.tidy, self.limit, self.poll, self.reconfigure,
             self.rush, self.admit, self.admit, self.hang_up, self.hang_up,
             self.report_router, self.report_router, self.report_router,
         ]  # fmt: skip
@@ -261,6 +265,18 @@ class RandomLife(Recorded):
         tokens = self.random.choice([None, 0, 30, 60])
         thresholds = BusyThresholds(active_prefill_tokens_threshold=tokens)
         self.core.handle(SetBusyThresholds("default", thresholds), 0.0)
+
+    def reconfigure(self):
+        """Now and then settings are changed, to some with queues and to some without."""
+        if self.random.random() < 0.3:
+            settings = structs.replace(
+                self.core.settings,
+                default_policy=self.random.choice(["predictive", "power-of-two", "dynamo-1.6"]),
+                max_reservations=self.random.choice([3, 1000]),
+                policy=PolicySettings(router_temperature=self.random.choice([0.0, 0.4])),
+                queueing=Queueing(self.random.choice([None, 0.0, 0.01]), "wspt"),
+            )
+            self.core.handle(Reconfigure.of(settings), self.now_s)
 
     def see(self):
         problem = self.random.choice(["gone", None, None])
