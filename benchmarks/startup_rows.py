@@ -41,7 +41,7 @@ class StartupScale(Struct, frozen=True):
         return 3 if self.is_quick else 9
 
     def __str__(self) -> str:
-        return f"medians of {self.rounds} interleaved rounds"
+        return f"medians of {self.rounds} interleaved rounds, the first start once"
 
 
 class Started(Struct, frozen=True):
