@@ -132,9 +132,9 @@ def _health(arguments: Sequence[str]) -> int:
 
     Without any it checks process 1 of the container.
     """
-    from router.runtime.http_server.health import health, started_with
+    from router.runtime.http_server.health import health, process_of
 
-    command, *options = list(arguments) or started_with("kv-router") or ["serve"]
+    command, *options = process_of(arguments, "kv-router", "serve")
     if command == "indexer":
         return health(options, os.environ, INDEXER_PREFIX, 8090)
     if command in ("forward", "epp"):
@@ -151,6 +151,7 @@ def _health_parser(_: Sequence[str]) -> Parser:
     )
     text = "the command with its options; without one, the first process of this container"
     parser.add_argument("command", nargs="*", metavar="COMMAND", help=text)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
 

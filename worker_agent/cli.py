@@ -104,9 +104,9 @@ def _run_parser(arguments: Sequence[str]) -> Parser:
 
 
 def _health(arguments: Sequence[str]) -> int:
-    from router.runtime.http_server.health import health, started_with
+    from router.runtime.http_server.health import health, process_of
 
-    _, *options = arguments or started_with("kv-worker-agent") or ["run"]
+    _, *options = process_of(arguments, "kv-worker-agent", "run")
     return health(options, os.environ, AGENT_PREFIX, 8000)
 
 
@@ -118,6 +118,7 @@ def _health_parser(_: Sequence[str]) -> Parser:
     )
     text = "run and its options; without it, the first process of this container"
     parser.add_argument("command", nargs="*", metavar="COMMAND", help=text)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
 

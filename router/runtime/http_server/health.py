@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, json
 
 from router.runtime.process.loading import first_pass
 
@@ -31,15 +31,37 @@ class HealthQuery(Struct, frozen=True):
     wants_certificates: bool
 
 
+AS_JSON = "--json"
+
+
+class HealthAnswer(Struct, frozen=True):
+    """What `--json` prints; `reason`: why the process is not healthy."""
+
+    healthy: bool
+    address: str
+    reason: str | None
+
+
 def health(arguments: Sequence[str], environment: Mapping[str, str], prefix: str, port: int) -> int:
     """Check the process that was started with these arguments. Raises ConfigError.
 
-    `port`: its default port. Returns the exit status.
+    `--json` among them is of this command. `port`: its default port. Returns the exit status.
     """
-    reason = problem(health_query_at(arguments, environment, prefix, port))
-    if reason is not None:
+    asked = health_query_at(arguments, environment, prefix, port)
+    reason = problem(asked)
+    if AS_JSON in arguments:
+        answer = HealthAnswer(reason is None, f"{asked.host}:{asked.port}", reason)
+        sys.stdout.write(json.encode(answer).decode() + "\n")
+    elif reason is not None:
         sys.stderr.write(f"not healthy: {reason}\n")
     return 0 if reason is None else 1
+
+
+def process_of(arguments: Sequence[str], program: str, usual: str) -> list[str]:
+    """Return the command to check, with its options, and `--json` behind it if that is given."""
+    given = [each for each in arguments if each != AS_JSON]
+    found = given or started_with(program) or [usual]
+    return [*found, AS_JSON] if AS_JSON in arguments else found
 
 
 def health_query_at(

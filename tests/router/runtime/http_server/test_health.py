@@ -1,6 +1,7 @@
 """`kv-router health`, against real routers; and how it finds out where they listen."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -34,6 +35,8 @@ async def test_health_check_needs_no_token(files, secured, capsys):
         port = f"--http-port={router.config.http.http_port}"
         status = await asyncio.to_thread(cli.main, ["health", "serve", port, *flags])
         assert status == 0
+        status = await asyncio.to_thread(cli.main, ["health", "serve", port, *flags, "--json"])
+        assert (status, json.loads(capsys.readouterr().out)["healthy"]) == (0, True)
         wrong = flags or [f"--tls-cert-file={files['tls_cert_file']}"]
         if not secured:  # asked in TLS, it does not understand
             assert await asyncio.to_thread(cli.main, ["health", "serve", port, *wrong]) == 1
@@ -50,6 +53,11 @@ def test_health_without_a_server_is_an_error(main, capsys):
     command = "serve" if main is cli.main else "run"
     assert main(["health", command, f"--http-port={free_port()}"]) == 1
     assert "not healthy" in capsys.readouterr().err
+    port = free_port()
+    assert main(["health", "--json", command, f"--http-port={port}"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["healthy"], answer["address"]) == (False, f"127.0.0.1:{port}")
+    assert "refused" in answer["reason"]
 
 
 @pytest.mark.parametrize("main", [cli.main, agent_cli.main])
