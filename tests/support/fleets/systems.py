@@ -36,7 +36,7 @@ class SystemsFleet(Fleet):
         try:
             await eventually(is_there, timeout_s=20)
         except TimeoutError as error:
-            raise AssertionError(f"the load became {seen[-1]}, not {load}") from error
+            raise AssertionError(f"the load was {set(seen)}, never {load}") from error
 
 
 def check_cached(usage, text):
