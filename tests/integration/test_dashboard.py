@@ -213,7 +213,8 @@ async def test_pictures_for_the_readme(opened, fleet):
             await page.says("#look-answer h3", "It would go to worker-")
             await page.page.evaluate("document.activeElement.blur()")
             await page.page.evaluate("document.querySelector('#prompt').scrollTop = 0")
-            await page.picture(f"dashboard-{scheme}")
+            await page.page.evaluate("window.scrollTo(0, 0)")
+            await page.picture(f"dashboard-{scheme}", full_page=True)
 
 
 @pytest.mark.long
