@@ -35,7 +35,7 @@ AS_JSON = "--json"
 
 
 class HealthAnswer(Struct, frozen=True):
-    """What `--json` prints; `reason`: why the process is not healthy."""
+    """The line that `--json` prints; `reason`: why the process is not healthy, or None."""
 
     healthy: bool
     address: str

@@ -63,12 +63,11 @@ class Image:
         """Map a file. Raises OSError or ValueError if it is not whole, or of another machine."""
         with path.open("rb") as file:  # once: another process may put a new file in its place
             content = file.read()
-            if len(content) < HEADER.size:
+            head, body = content[: HEADER.size], content[HEADER.size :]
+            if len(head) < HEADER.size or not head.startswith(hashlib.sha256(body).digest()):
                 raise ValueError(f"{path} is damaged")
-            digest, described_bytes = HEADER.unpack_from(content)
-            if hashlib.sha256(content[HEADER.size :]).digest() != digest:
-                raise ValueError(f"{path} is damaged")
-            described = json.loads(content[HEADER.size : HEADER.size + described_bytes])
+            _, described_bytes = HEADER.unpack(head)
+            described = json.loads(body[:described_bytes])
             if (described["format"], described["machine"]) != (FORMAT, machine()):
                 raise ValueError(f"{path} is of another machine")
             self._functions: dict[str, int] = described["functions"]

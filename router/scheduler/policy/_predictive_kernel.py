@@ -30,6 +30,8 @@ from router.scheduler.policy._predicted_parts import (
     COST_S,
     DELAY_WEIGHT,
     LATE,
+    MOST_TPOT_S,
+    MOST_TTFT_S,
     PARTS,
     Parts,
     Request,
@@ -288,8 +290,8 @@ def claim(
     for i in range(len(values)):
         make_average(values[i])
     delay_weight, weights = weights[DELAY_WEIGHT], np.zeros(len(weights))
-    weights[0] = delay_weight
-    weights[4:] = math.inf
+    weights[DELAY_WEIGHT] = delay_weight
+    weights[MOST_TTFT_S] = weights[MOST_TPOT_S] = math.inf
     costs = np.empty(len(values))
     found = survey(values, isl_tokens, weights, costs)
     request = request_of(found, isl_tokens, math.nan, now_s)
