@@ -214,7 +214,7 @@ async def test_pictures_for_the_readme(opened, fleet):
             await page.page.evaluate("document.activeElement.blur()")
             await page.page.evaluate("document.querySelector('#prompt').scrollTop = 0")
             await page.page.evaluate("window.scrollTo(0, 0)")
-            await page.picture(f"dashboard-{scheme}", full_page=True)
+            await page.picture(f"dashboard-{scheme}")
 
 
 @pytest.mark.long
