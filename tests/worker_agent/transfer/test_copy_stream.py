@@ -34,11 +34,11 @@ def stored_and_loaded(engine):
 def preempted_while_stored(engine):
     """Another prompt gets the blocks while a copy may still read them."""
     engine.add("a", PROMPT)
-    engine.step(chunk=30)
+    steps(engine, 1, chunk=30)
     assert engine.worker.under_way == 1
     engine.preempt("a")
     engine.add("b", OTHER)
-    engine.step(chunk=30, skipped={"a"})
+    steps(engine, 1, chunk=30, skipped={"a"})
     engine.finish("a")
     steps(engine, 5, chunk=30)
     engine.finish("b")
