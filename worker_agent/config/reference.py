@@ -50,6 +50,13 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
         Literal["contiguous", "block_first", "block_second"],
         about("layout of blocks on the device: in one piece, or layer by layer"),
     ] = "contiguous"
+    kv_page: Annotated[
+        Literal["nhd", "hnd"],
+        about(
+            "order within a layer's part of a block: tokens or heads first; workers with another "
+            "order cannot use its blocks"
+        ),
+    ] = "nhd"
     max_num_batched_tokens: Annotated[
         int,
         about("tokens in a step of the engine: first every decode, then chunks of prefill", ge=16),

@@ -4,9 +4,12 @@ Universal orders are for storage and exchange: with heads first, another tensor-
 slice of the first dimension. Operational orders are those that attention kernels read.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 
+import torch
 from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor
 
 from worker_agent.layout.config import LayoutConfig
@@ -59,6 +62,9 @@ class BlockOrder(Struct, frozen=True):
 UNIVERSAL_TP = BlockOrder(
     (BlockDim.HEADS, BlockDim.LAYERS, BlockDim.OUTER, BlockDim.TOKENS, BlockDim.HEAD_DIM)
 )
+UNIVERSAL_PP = BlockOrder(
+    (BlockDim.LAYERS, BlockDim.HEADS, BlockDim.OUTER, BlockDim.TOKENS, BlockDim.HEAD_DIM)
+)
 OPERATIONAL_HND = BlockOrder(
     (BlockDim.LAYERS, BlockDim.OUTER, BlockDim.HEADS, BlockDim.TOKENS, BlockDim.HEAD_DIM)
 )
@@ -89,6 +95,32 @@ def reordered(
     shaped = blocks.view(len(blocks), *source.shape(config))
     places = [source.dims.index(dim) + 1 for dim in target.dims]
     return shaped.permute(0, *places).reshape(len(blocks), -1)
+
+
+def of_one_rank(config: LayoutConfig, ranks: int) -> LayoutConfig:
+    """Return the configuration of a rank's part of the blocks of `ranks` tensor-parallel ranks.
+
+    Raises LayoutError if the number of heads is unknown, or not a multiple of `ranks`.
+    """
+    heads = config.inner_dim // config.head_dim
+    if ranks < 1 or heads % ranks:
+        rule = "ranks_must_divide_num_heads"
+        raise LayoutError("ranks", f"{ranks}", f"a divisor of {heads} heads", rule=rule)
+    return replace(config, inner_dim=config.inner_dim // ranks, num_heads=heads // ranks)
+
+
+def split_by_heads(blocks: Tensor, config: LayoutConfig, ranks: int) -> tuple[Tensor, ...]:
+    """Return each rank's part of blocks in the order `UNIVERSAL_TP`, as views in that order.
+
+    `blocks`: (n, numbers of a block). Raises LayoutError like `of_one_rank`.
+    """
+    of_one_rank(config, ranks)
+    return blocks.view(len(blocks), -1).chunk(ranks, dim=1)
+
+
+def joined_by_heads(parts: Sequence[Tensor]) -> Tensor:
+    """Return the blocks of which `split_by_heads` returned the parts. O(bytes)."""
+    return torch.cat(tuple(parts), dim=1)
 
 
 def _sizes(config: LayoutConfig) -> dict[BlockDim, int]:

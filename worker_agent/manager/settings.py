@@ -132,13 +132,14 @@ def cache_model(config: EngineSettings) -> CacheModel:
     """Return the description of a block of the engine's model."""
     head_dim = config.hidden_size // config.num_heads
     weights = f"{config.model_name}/{config.seed}/{config.hidden_size}/{config.num_heads}"
+    order = "" if config.kv_page == "nhd" else f"/{config.kv_page}"
     return CacheModel(
         num_layers=config.num_layers,
         page_size=config.block_size,
         inner_dim=config.num_kv_heads * head_dim,
         dtype="float32",
         num_heads=config.num_kv_heads,
-        name=weights,
+        name=f"{weights}{order}",
     )
 
 

@@ -31,6 +31,7 @@ from router.runtime.security.guarded import Guarded
 from router.runtime.security.nats_access import nats_access
 from worker_agent.blocks.names import CacheLevel, Naming
 from worker_agent.config.reference import EngineSettings, ReferenceConfig
+from worker_agent.layout.orders import InnerShape
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.manager.control import ControlledRank, TierControl
 from worker_agent.manager.manager import KvBlockManager
@@ -195,7 +196,9 @@ class WorkerAgent:
             engine_settings.block_size,
             engine_settings.max_num_batched_tokens,
             engine_settings.max_running_requests,
-            layout=CacheLayout(LayoutKind(engine_settings.kv_layout)),
+            layout=CacheLayout.kept_as_computed(
+                LayoutKind(engine_settings.kv_layout), InnerShape(engine_settings.kv_page)
+            ),
             load_timeout_s=c.tiers.onboard_timeout_s,
         )
         tiers = manager_config(c, rank.dp_rank, str(model.device))

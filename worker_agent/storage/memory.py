@@ -94,7 +94,19 @@ def _allocated(size_bytes: int, device: torch.device | str, *, pin_memory: bool 
 
 def shared_memory(file: MappedFile) -> MemoryStorage:
     """Return named host memory, which outlives this process."""
+    return _mapped(file, StorageKind.SHARED)
+
+
+def disk_memory(file: MappedFile) -> MemoryStorage:
+    """Return a file on a disk as memory; the kernel reads and writes its pages on access.
+
+    The tiers use `DiskStorage` instead, whose calls report the error of each block.
+    """
+    return _mapped(file, StorageKind.DISK)
+
+
+def _mapped(file: MappedFile, kind: StorageKind) -> MemoryStorage:
     tensor = torch.frombuffer(file.buffer, dtype=torch.uint8)
-    storage = MemoryStorage(tensor, StorageKind.SHARED)
+    storage = MemoryStorage(tensor, kind)
     storage.registrations.add("file", file.close)
     return storage

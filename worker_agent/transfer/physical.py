@@ -2,12 +2,14 @@
 
     physical(agent).configured(config).laid_out(kind).allocated_on_host() ─▶ PhysicalLayout
                                                      .allocated_on_device(device)
+                                                     .allocated_on_disk(path)
                                                      .over_memory(storages)
 
 Source: the type-state builder of Dynamo's `PhysicalLayout`.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from msgspec import Struct
@@ -17,9 +19,11 @@ from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.errors import RegionError
 from worker_agent.layout.layout import Layout, MemoryRegion
 from worker_agent.layout.strides import LayoutKind, required_allocations, round_up
+from worker_agent.storage.mapped_file import MappedFile
 from worker_agent.storage.memory import (
     MemoryStorage,
     device_memory,
+    disk_memory,
     host_memory,
 )
 
@@ -100,6 +104,13 @@ class LaidOut(Struct, frozen=True):
     def allocated_on_device(self, device: torch.device) -> PhysicalLayout:
         """Allocate the layout in a device's memory. Raises StorageError."""
         return self._allocated(lambda size_bytes: device_memory(size_bytes, device))
+
+    def allocated_on_disk(self, path: Path) -> PhysicalLayout:
+        """Lay it out in a file, which keeps its blocks after `close`. Raises StorageError.
+
+        A file of another size is emptied first.
+        """
+        return self._allocated(lambda size_bytes: disk_memory(MappedFile(path, size_bytes)))
 
     def over_memory(self, storages: Sequence[MemoryStorage]) -> PhysicalLayout:
         """Build the layout over existing memory, one storage per region.

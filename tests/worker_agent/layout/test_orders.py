@@ -14,8 +14,11 @@ from worker_agent.layout.orders import (
     UNKNOWN_ORDER,
     BlockDim,
     BlockOrder,
+    joined_by_heads,
+    of_one_rank,
     reordered,
     requires_transform,
+    split_by_heads,
 )
 
 NAMED = [UNIVERSAL_TP, OPERATIONAL_HND, OPERATIONAL_NHD]
@@ -75,3 +78,28 @@ def test_an_order_that_is_not_known_is_not_guessed():
         reordered(blocks, OPERATIONAL_HND, OPERATIONAL_NHD, config)
     with pytest.raises(LayoutError, match="each dimension once"):
         BlockOrder((BlockDim.HEADS, BlockDim.HEADS))
+
+
+@given(configs, st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]))
+def test_blocks_of_one_degree_are_joined_to_those_of_another(config, ranks, other_ranks):
+    heads = config.num_heads
+    if heads % ranks or heads % other_ranks:
+        return
+    whole = numbered(config)
+    universal = reordered(whole, OPERATIONAL_NHD, UNIVERSAL_TP, config)
+    joined = joined_by_heads(split_by_heads(universal, config, ranks))
+    parts = split_by_heads(joined, config, other_ranks)
+    of_one = of_one_rank(config, other_ranks)
+    computed = whole.view(3, *OPERATIONAL_NHD.shape(config)).chunk(other_ranks, dim=4)
+    for part, expected in zip(parts, computed, strict=True):
+        operational = reordered(part, UNIVERSAL_TP, OPERATIONAL_NHD, of_one)
+        assert torch.equal(operational, expected.reshape(3, -1))
+
+
+@pytest.mark.parametrize("ranks", [0, 3, 8])
+def test_heads_that_ranks_do_not_divide_are_refused(ranks):
+    config = LayoutConfig(
+        num_blocks=1, num_layers=1, outer_dim=1, page_size=1, inner_dim=8, num_heads=4
+    )
+    with pytest.raises(LayoutError, match=f"ranks: {ranks}.*a divisor of 4 heads"):
+        split_by_heads(torch.zeros(1, 8), config, ranks)

@@ -193,3 +193,10 @@ def test_name_of_a_temporary_disk_tier_cannot_be_guessed():
     flags = ("--worker-id", "7", "--disk-cache-blocks", "2")
     paths = {manager_config(load_agent_config(flags, {}), 0, "cpu").disk.place.path for _ in "12"}
     assert len(paths) == 2
+
+
+def test_blocks_of_another_page_order_are_of_another_model():
+    pages = [["--kv-page", page] for page in ("nhd", "hnd")]
+    models = [manager_config(load_agent_config(flags, {}), 0, "cpu").model for flags in pages]
+    assert models[0] == manager_config(load_agent_config([], {}), 0, "cpu").model
+    assert models[0].fingerprint != models[1].fingerprint

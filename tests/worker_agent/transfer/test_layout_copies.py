@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.strides import LayoutKind
+from worker_agent.storage.base import StorageKind
+from worker_agent.storage.errors import StorageError
 from worker_agent.transfer.errors import TransferError
 from worker_agent.transfer.layout_copies import BATCH_BLOCKS, LayoutCopies
 from worker_agent.transfer.physical import physical
@@ -80,3 +82,23 @@ def test_blocks_are_of_one_size():
         LayoutCopies(
             laid_out(LayoutKind.CONTIGUOUS), laid_out(LayoutKind.BLOCK_FIRST, config=other)
         )
+
+
+def test_blocks_in_a_file_are_there_after_it_is_closed(tmp_path):
+    source = laid_out(LayoutKind.BLOCK_SECOND)
+    of = physical("1").configured(CONFIG).laid_out(LayoutKind.CONTIGUOUS)
+    on_disk = of.allocated_on_disk(tmp_path / "blocks")
+    assert on_disk.kind is StorageKind.DISK
+    assert LayoutCopies(source, on_disk).copy([1, 2], [2, 0]) == [BlockResult.DONE] * 2
+    kept = blocks_of(on_disk)
+    on_disk.close()
+    again = of.allocated_on_disk(tmp_path / "blocks")
+    assert torch.equal(blocks_of(again), kept)
+    assert torch.equal(kept[[2, 0]], blocks_of(source)[[1, 2]])
+
+
+def test_file_of_another_process_is_refused(tmp_path):
+    of = physical("1").configured(CONFIG).laid_out(LayoutKind.CONTIGUOUS)
+    of.allocated_on_disk(tmp_path / "blocks")
+    with pytest.raises(StorageError, match=r"path: .*blocks"):
+        of.allocated_on_disk(tmp_path / "blocks")

@@ -154,7 +154,7 @@ def engine_geometry(
     """Return the engine facts for either half. Raises ConfigError for `tier_events`."""
     parallel = config.parallel_config
     geometry = EngineGeometry(
-        model=_model(config, settings),
+        model=_model(config, cache, settings),
         groups=groups,
         num_blocks=cache.num_blocks,
         rank=parallel.rank,
@@ -168,11 +168,11 @@ def engine_geometry(
     return geometry
 
 
-def _model(config: Any, settings: ConnectorSettings) -> str:
+def _model(config: Any, cache: Any, settings: ConnectorSettings) -> str:
     """Return a name for all that determines a block's bytes, except its tokens.
 
-    Kernels choose the layout within a block. Therefore the attention backend and the machine are
-    part of the name.
+    Kernels choose the layout within a block. Therefore the attention backend, the machine and the
+    order that vLLM has settled on (NHD, HND: `VLLM_KV_CACHE_LAYOUT`) are part of the name.
     """
     model, parallel = config.model_config, config.parallel_config
     parts = (
@@ -184,6 +184,7 @@ def _model(config: Any, settings: ConnectorSettings) -> str:
         f"tp{parallel.tensor_parallel_size}",
         f"pp{parallel.pipeline_parallel_size}",
         f"{config.attention_config.backend}",
+        f"{cache.kv_cache_layout}",
         _machine(),
     )
     return "/".join(parts)

@@ -59,6 +59,11 @@ class CacheLayout(Struct, frozen=True):
     page: InnerShape = InnerShape.NHD
     kept: BlockOrder = OPERATIONAL_NHD
 
+    @classmethod
+    def kept_as_computed(cls, kind: LayoutKind, page: InnerShape) -> Self:
+        """Return a layout of which rows have the order of the device: no block is converted."""
+        return cls(kind, page, _order(page))
+
 
 class PagedCache:
     """Blocks in memory.
@@ -95,7 +100,7 @@ class CacheRows:
     def __init__(self, physical: PhysicalLayout, layout: CacheLayout) -> None:
         self._physical = physical
         self._config = physical.layout.config
-        self._order = OPERATIONAL_NHD if layout.page is InnerShape.NHD else OPERATIONAL_HND
+        self._order = _order(layout.page)
         self._kept = layout.kept
 
     def gathered(self, blocks: Sequence[int]) -> Tensor:
@@ -117,6 +122,10 @@ class CacheRows:
     def _turned(self, rows: Tensor, source: BlockOrder, target: BlockOrder) -> Tensor:
         numbers = reordered(rows.view(DTYPE), source, target, self._config)
         return numbers.view(torch.uint8)
+
+
+def _order(page: InnerShape) -> BlockOrder:
+    return OPERATIONAL_NHD if page is InnerShape.NHD else OPERATIONAL_HND
 
 
 def _region_sizes(shape: CacheShape, layout: CacheLayout) -> list[tuple[int, ...]]:

@@ -162,7 +162,8 @@ def cache_config(*specs, **said):
         SimpleNamespace(kv_cache_spec=spec, layer_names=[f"layer.{place}"], **fields)
         for place, spec in enumerate(specs)
     ]
-    return SimpleNamespace(kv_cache_groups=groups, num_blocks=NUM_BLOCKS)
+    layout = said.get("layout", "LBNHC")
+    return SimpleNamespace(kv_cache_groups=groups, num_blocks=NUM_BLOCKS, kv_cache_layout=layout)
 
 
 @pytest.mark.parametrize(
@@ -223,13 +224,14 @@ def test_blocks_that_routers_could_not_name_are_not_published():
 
 
 def test_blocks_of_another_engine_have_other_names():
-    def model(settings=SETTINGS, **said):
+    def model(settings=SETTINGS, layout="LBNHC", **said):
         groups = (BlockGroup(BLOCK_SIZE),)
-        return engine_geometry(engine_config(**said), cache_config(), groups, settings).model
+        cache = cache_config(layout=layout)
+        return engine_geometry(engine_config(**said), cache, groups, settings).model
 
     named = connector_settings({"host_cache_blocks": 1, "cache_model": "mine"})
     others = [model(dtype="f32"), model(model="n"), model(tensor_parallel_size=4), model(named)]
-    assert len({model(), *others}) == 5
+    assert len({model(), model(layout="LBHNC"), *others}) == 6
     assert model() == model(rank=0)
 
 

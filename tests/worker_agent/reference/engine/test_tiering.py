@@ -30,7 +30,7 @@ LAYOUTS = [
     for number, (kind, kept) in enumerate(
         product(LayoutKind, (OPERATIONAL_NHD, OPERATIONAL_HND, UNIVERSAL_TP))
     )
-]
+] + [CacheLayout.kept_as_computed(LayoutKind.CONTIGUOUS, page) for page in PAGES]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda x: f"{x.kind}-{x.page}-{x.kept.dims[0]}")
