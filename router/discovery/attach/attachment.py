@@ -47,11 +47,17 @@ def attachment(
         clauses.append("its metrics do not name its block size, so it is not chosen")
     if seen.needs_key:
         clauses.append(sentences.needs_key())
-    caution = untested(seen.engine, seen.version) if choice.sockets else None
+    caution = _caution(engine, seen) if choice.sockets else None
     if caution is not None:
         clauses.append(f"degraded: {caution}")
     sentence = f"{engine.url}  {'; '.join(filter(None, clauses))}"
     return Attachment(registration, sentence, is_up=True, caution=caution)
+
+
+def _caution(engine: EngineUrl, seen: ObservedServer) -> str | None:
+    """Return a reason why an engine may reuse less than its events say; None if there is none."""
+    is_unknown = seen.drafts_tokens and engine.hybrid is None
+    return untested(seen.engine, seen.version) or (sentences.DRAFTS if is_unknown else None)
 
 
 def _registration(
@@ -77,5 +83,6 @@ def _registration(
         replay_endpoints={r: each.replay for r, each in sockets.items() if each.replay} or None,
         load_endpoints={r: each.load for r, each in sockets.items() if each.load} or None,
         topic=next((each.topic for each in sockets.values() if each.topic), None),
+        hybrid=engine.hybrid,
         caches_prefixes=False if seen.has_prefix_caching is False else None,
     )

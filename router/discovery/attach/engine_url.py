@@ -1,4 +1,4 @@
-"""The address of an engine: http://a:8000[;events=tcp://a:5557][;replay=tcp://a:5657][;role=…]."""
+"""The address of an engine: http://a:8000[;events=…][;replay=…][;role=…][;eagle_groups=…]."""
 
 from typing import get_args
 from urllib.parse import SplitResult, urlsplit
@@ -6,10 +6,13 @@ from urllib.parse import SplitResult, urlsplit
 from msgspec import Struct, ValidationError, convert
 
 from router.errors import InvalidFieldError
+from router.protocol.hybrid import HybridSettings
 from router.protocol.values import Role
 from router.publisher.batch_order.address import rank_endpoint
 from router.runtime.process.settings import id_of_name
 
+_OPTIONS = ("events", "replay", "role", "eagle_groups")
+_NO_GROUPS = "none"
 MOST_CHARACTERS = 900
 """Limit of an engine's address."""
 
@@ -18,12 +21,19 @@ class EngineUrl(Struct, frozen=True):
     """The address of an engine.
 
     `events`, `replay`: of its first rank, if the caller names them. `role`: None: aggregated.
+    `eagle_groups`: numbers of groups as in a registration, joined by `+`, or `none`; None: unknown.
     """
 
     url: str
     events: str | None = None
     replay: str | None = None
     role: Role | None = None
+    eagle_groups: str | None = None
+
+    @property
+    def hybrid(self) -> HybridSettings | None:
+        """What the address says of its model; None: nothing."""
+        return None if self.eagle_groups is None else _hybrid(self.eagle_groups)
 
     @property
     def host(self) -> str:
@@ -38,7 +48,7 @@ class EngineUrl(Struct, frozen=True):
     @property
     def text(self) -> str:
         """The address as `parsed_url` reads it."""
-        given = {"events": self.events, "replay": self.replay, "role": self.role}
+        given = {name: getattr(self, name) for name in _OPTIONS}
         return self.url + "".join(f";{name}={each}" for name, each in given.items() if each)
 
     @property
@@ -51,7 +61,8 @@ def parsed_url(text: str, field: str) -> EngineUrl:
     """Parse the address of an engine. Raises InvalidFieldError for `field`."""
     url, *options = text.strip().split(";")
     allowed = (
-        "http://HOST:PORT or https://HOST:PORT, with ;events=, ;replay= and ;role= if necessary"
+        "http://HOST:PORT or https://HOST:PORT, with ;events=, ;replay=, ;role= and ;eagle_groups= "
+        "if necessary"
     )
     if "@" in url:  # before anything that would repeat the URL
         reason = f"the URL of {url.rpartition('@')[2][:100]!r} contains credentials"
@@ -66,14 +77,25 @@ def parsed_url(text: str, field: str) -> EngineUrl:
     if len(text) > MOST_CHARACTERS:
         raise InvalidFieldError(field, f"{len(text)} characters", f"at most {MOST_CHARACTERS}")
     given = dict(option.partition("=")[::2] for option in options)
-    if not given.keys() <= {"events", "replay", "role"} or not all(given.values()):
+    if not given.keys() <= set(_OPTIONS) or not all(given.values()):
         raise InvalidFieldError(field, repr(text), allowed)
     for name in given.keys() & {"events", "replay"}:
         rank_endpoint(given[name], 0, field)
     role = _role(given.get("role"), field)
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     at = host if port is None else f"{host}:{port}"
-    return EngineUrl(f"{parts.scheme}://{at}", given.get("events"), given.get("replay"), role)
+    try:
+        _hybrid(given.get("eagle_groups", _NO_GROUPS))
+    except (ValueError, ValidationError):
+        reason = f"eagle_groups {given['eagle_groups']!r}"
+        raise InvalidFieldError(field, reason, "0, or 1+3, or none") from None
+    events, replay, groups = (given.get(name) for name in ("events", "replay", "eagle_groups"))
+    return EngineUrl(f"{parts.scheme}://{at}", events, replay, role, groups)
+
+
+def _hybrid(groups: str) -> HybridSettings:
+    numbers = () if groups == _NO_GROUPS else tuple(map(int, groups.split("+")))
+    return convert({"eagle_groups": numbers}, HybridSettings)
 
 
 def _role(name: str | None, field: str) -> Role | None:

@@ -28,6 +28,10 @@ _SERVERS = {"lmdeploy": "LMDeploy", "llamacpp": "llama.cpp"}
 RETRYING = "; retrying each second"
 GIVEN_EVENTS = "events at the given address"
 ESTIMATED = "until then its cached blocks are estimated from bookings"
+DRAFTS = (
+    "it drafts tokens, for which EAGLE and MTP drop a block of each hit: overlaps may be a block "
+    "too high; name the groups with ;eagle_groups=0, or ;eagle_groups=none"
+)
 CACHING_OFF = 'prefix caching is off (enable_prefix_caching="False")'
 SHORT = 200
 """Limit of characters of an engine's own words."""

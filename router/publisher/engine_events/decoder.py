@@ -50,6 +50,8 @@ from router.sequence.hashing.block_hashes import TokenArray
 
 _KEPT_BYTES = 1 << 18
 
+_LOOKAHEAD = "lookahead_token_ids"
+
 
 class ScratchBuffer:
     """A buffer with a token and a hash for every byte of a batch.
@@ -296,12 +298,21 @@ def unknown_field(field: str) -> str:
     )
 
 
+def _of_lookahead(field: str) -> str:
+    """Return the sentence about blocks that differ if the tokens after them do."""
+    return (
+        f"events carry {field}: blocks of equal tokens differ if the tokens after them do, "
+        "so an overlap may be a block too high"
+    )
+
+
 def _unknown_field(payload: bytes, kind: int, first: int, last: int) -> str:
     """Return the sentence about the field that the kernels noted, without its value."""
     event = EVENT_TYPES[kind - 1]
     if last:
         name = payload[first : min(last, first + 4 * MAX_NAME)].decode(errors="backslashreplace")
-        return unknown_field(f"the field `{bounded_name(name)}` of {event}")
+        sentence = _of_lookahead if name == _LOOKAHEAD else unknown_field
+        return sentence(f"the field `{bounded_name(name)}` of {event}")
     return unknown_field(
         f"field {first} of {event}" if first else f"a field of {event} whose name is not text"
     )

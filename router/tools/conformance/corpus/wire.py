@@ -31,6 +31,8 @@ NO_BATCH = "payloads that are no batch"
 SLIDING = "a sliding-window group"
 A, B = text("a", 4), text("b", 4)
 ASK_A = Ask(prompt(A), (4,))
+AHEAD = [(A + B)[end : end + 1] for end in range(BLOCK_SIZE, len(A) + 1, BLOCK_SIZE)]
+"""The token after each block, which names the block as well where an engine drafts (MTP)."""
 SGLANG = (EngineSpec(kind="sglang"),)
 PINNED = {"type": "BlockPinned", "block_hashes": [1]}
 WINDOW: dict[str, Any] = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8}
@@ -59,7 +61,7 @@ SCENARIOS = (
     scenario("map, an unknown field", publish(stored(A, from_the_future={"a": [1, 2]})), ASK_A,
              cause=FIELDS),
     scenario("map, vLLM 0.33: lookahead_token_ids",
-             publish(stored(A, lookahead_token_ids=[[9, 9], [9, 9], [9, 9], []])), ASK_A,
+             publish(stored(A, lookahead_token_ids=AHEAD)), Ask(prompt(A + B), (4,)),
              cause=FIELDS),
     scenario("map, vLLM 0.33: locality, ownership, session",
              publish(stored(A, locality="LOCAL", ownership=None, session_id="s-1")), ASK_A,

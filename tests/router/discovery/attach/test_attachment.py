@@ -130,6 +130,24 @@ def test_tested_or_unknown_version_is_no_caution(version):
     assert made(version=version).caution is None
 
 
+def test_drafts_are_a_reason_to_trust_less_until_their_groups_are_named():
+    assert "drop a block of each hit" in made(drafts_tokens=True).sentence
+    named = made(f"{URL};eagle_groups=1+3", drafts_tokens=True)
+    assert (named.caution, named.registration.hybrid.eagle_groups) == (None, (1, 3))
+    of_words = made(f"{URL};eagle_groups=none", drafts_tokens=True)
+    assert (of_words.caution, of_words.registration.hybrid.eagle_groups) == (None, ())
+
+
+def test_drafts_are_no_caution_without_events():
+    assert made(drafts_tokens=True, sockets={}).caution is None
+
+
+@pytest.mark.parametrize("groups", ["some", "-1", "70000", "1,2", "1+"])
+def test_groups_that_are_no_numbers_are_refused(groups):
+    with pytest.raises(InvalidFieldError, match="eagle_groups"):
+        parsed_url(f"{URL};eagle_groups={groups}", "workers")
+
+
 def test_untested_version_is_no_caution_without_events():
     assert made(version="0.40.0", sockets={}).caution is None
 

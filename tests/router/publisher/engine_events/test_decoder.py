@@ -55,7 +55,7 @@ STORED_FORMS = {
     "vllm 0.23": Vllm23Stored(
         [1, 2], 7, TOKENS, 16, None, "GPU", None, [["s"], None], 2, "sliding_window", 1024
     ),
-    "vllm 0.33": Vllm33Stored([1, 2], 7, TOKENS, 16, None, "CPU", None, lookahead_token_ids=[[1]]),
+    "vllm 0.33": Vllm33Stored([1, 2], 7, TOKENS, 16, None, "CPU", None),
     "sglang arrays": SglangArrayStored([-1, 2], -7, TOKENS, 16, None, "GPU", "s", "session", "ad"),
     "sglang maps": SglangStored([-1, 2], -7, TOKENS, 16, None, "DISK", "s", "session", "ad"),
     "pairs": SglangStored([1, 2], 7, [[t, t + 1] for t in TOKENS], 16, None),
@@ -325,7 +325,7 @@ def test_garbage_anywhere_costs_only_its_own_event(events):
 
 
 KNOWN_NAMES = {*STORED_FIELDS, "type", "cache_salt", "locality"}
-HARMLESS_NAMES = ["ownership", "session_id", "lookahead_token_ids"]
+HARMLESS_NAMES = ["ownership", "session_id"]
 names_of_fields = st.sampled_from([*HARMLESS_NAMES, "tenant", "é", ""]) | st.text(max_size=60)
 
 
@@ -357,6 +357,13 @@ def test_first_unknown_field_is_named_and_changes_no_block(extended):
     expected = None if first is None else unknown_field(first)
     assert batch.unknown_field == expected
     assert batch.malformed == []
+
+
+def test_blocks_that_are_named_by_the_tokens_after_them_too_are_doubted():
+    event = Vllm33Stored([1], 7, TOKENS[:16], 16, None, "GPU", None, lookahead_token_ids=[[9]])
+    batch = decode_engine_batch(payload(event))
+    assert "`lookahead_token_ids` of BlockStored" in batch.unknown_field
+    assert "a block too high" in batch.unknown_field
 
 
 @pytest.mark.parametrize("name", STORED_FORMS)
