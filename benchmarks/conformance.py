@@ -8,15 +8,14 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 
 from conformance import SYSTEMS
-from rows import machine
+from report import RESULTS, Benchmark
 
 from router.tools.conformance.command import FULL, QUICK, chosen, measure
 from router.tools.conformance.table import Table, page
 
-RESULTS = Path(__file__).with_name("results")
+MEASURED = Benchmark("conformance", "", "every scenario once, all systems at the same time")
 FAIRNESS = (
     "Dynamo's selection service is given its engines over HTTP. After a kill −9 it is given them "
     "again, as an orchestrator does. It has no `/metrics`; its log is read.",
@@ -46,14 +45,18 @@ def main() -> int:
     )
     parser.add_argument("--write", action="store_true", help=f"into {RESULTS.name}/ as well")
     arguments = parser.parse_args()
-    started_s = time.monotonic()
+    started_s, facts = time.monotonic(), MEASURED.facts()
     kinds = {name: SYSTEMS[name] for name in arguments.system.split(",")}
     table, unavailable = measure(chosen(arguments.only), kinds, QUICK if arguments.quick else FULL)
-    head = f"{machine()}; load {os.getloadavg()[0]:.1f}; {time.monotonic() - started_s:.0f} s"
+    facts["load after"] = round(os.getloadavg()[0], 2)
+    head = "; ".join(f"{name} {value}" for name, value in facts.items())
+    head += f"; {time.monotonic() - started_s:.0f} s"
     missing = [f"{kinds[name].title}: {reason}" for name, reason in unavailable.items()]
     text = page(table, head, missing, FAIRNESS)
     data = json.dumps(
-        {"unavailable": unavailable, "rows": beside(table), **table.as_builtins()}, indent=1
+        {"measured": facts, "unavailable": unavailable, "rows": beside(table)}
+        | table.as_builtins(),
+        indent=1,
     )
     if arguments.write:
         (RESULTS / "conformance.md").write_text(text)
