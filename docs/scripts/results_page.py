@@ -12,6 +12,7 @@ Every figure of the documentation comes from these files, which benchmarks write
 at, of the ratio or, where it has a unit, of our own figure. **Bold** misses it. Compare ratios: machines and hours differ.
 """
 MEASURED: Mapping[str, Sequence[str]] = {
+    "conformance": ("router/core", "router/indexer", "router/ingest", "router/publisher"),
     "decision": ("router/core", "router/scheduler", "router/sequence", "router/indexer"),
     "forward": ("router/forward", "router/core", "router/runtime"),
     "index": ("router/indexer",),
@@ -78,14 +79,18 @@ def _figure(value: float) -> str:
 
 def behind() -> Iterator[str]:
     """Yield a line for each section that is older than the code that it measures."""
-    for name in results():
-        sections = read(name)
+    for name, sections in {**{name: read(name) for name in results()}, **_whole()}.items():
         by_commit: dict[str, list[str]] = {}
         for section, found in sections.items():
             by_commit.setdefault(found["commit"], []).append(section)
         for commit, of in by_commit.items():
             if changes := _changes_since(commit.rstrip("+"), MEASURED.get(name, ("router",))):
                 yield f"{name} ({', '.join(of)}): measured at {commit}, {changes}"
+
+
+def _whole() -> Mapping[str, Mapping[str, Any]]:
+    """Return results that have a page of their own, as one section each."""
+    return {"conformance": {"measured": read("conformance")["measured"]}}
 
 
 def _changes_since(commit: str, paths: Sequence[str]) -> str:
