@@ -155,6 +155,7 @@ def sources_of(
             registration.engine or "vllm",
             registration.report_mode or "new",
             registration.hybrid or NO_SETTINGS,
+            registration.hybrid is not None and registration.engine in ("sglang", "trtllm"),
         )
         for dp_rank in dp_ranks
         if dp_rank in events

@@ -152,7 +152,10 @@ class WorkerPatch(WorkerFields, frozen=True, kw_only=True):
 
 
 class EngineSource(Struct, frozen=True):
-    """The endpoints and the format of one rank's engine, which the router itself follows."""
+    """The endpoints and the format of one rank's engine, which the router itself follows.
+
+    `tells_full_only`: its model is hybrid, and its events are of full attention alone.
+    """
 
     events: str
     replay: str | None = None
@@ -161,6 +164,7 @@ class EngineSource(Struct, frozen=True):
     engine: EngineKind = "vllm"
     report_mode: ReportMode = "new"
     hybrid: HybridSettings = NO_SETTINGS
+    tells_full_only: bool = False
 
 
 class TierView(Struct, frozen=True):

@@ -7,6 +7,7 @@ from secrets import randbits
 
 from msgspec.structs import asdict
 
+from router.protocol.hybrid import NO_SETTINGS
 from router.protocol.subjects import Subjects
 from router.protocol.values import Identity, Rank
 from router.publisher.bridge import BridgeSettings, EngineBridge
@@ -65,6 +66,7 @@ class BridgedRank:
             num_gpu_blocks=facts.total_kv_blocks,
             clears_lower_tiers=config.kind == "sglang",
             hybrid=config.engine.hybrid,
+            tells_full_only=config.kind != "vllm" and config.engine.hybrid != NO_SETTINGS,
         )
         self._bridge = EngineBridge(
             self.rank,

@@ -8,7 +8,8 @@
 
 Source: `KVCacheEventSerializer` (NVIDIA/TensorRT-LLM, `tensorrt_llm/_utils.py`). A block is in one
 cache level at a time. The events that it streams over ZMQ are in vLLM's format. Unknown fields are
-named as by `decoder.py`; those of tokens are not looked for.
+named as by `decoder.py`; those of tokens are not looked for. Events of several windows are those of
+a hybrid model: a block counts while any window holds it, which is an upper bound of what is reused.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -191,6 +192,7 @@ def _batch(run: Sequence[_Event], limits: DecodeLimits) -> TrtllmBatch:
         unknown,
         malformed,
         found,
+        tells_full_only=len({event.envelope.window_size for event in run} - {None}) > 1,
         first_event_id=first.event_id,
         last_event_id=last.event_id,
     )

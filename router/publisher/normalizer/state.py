@@ -13,7 +13,14 @@ import numpy as np
 from msgspec import Struct, msgpack
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from router.protocol.values import UNREADABLE, HashArray, Identity, pack_hashes, unpack_hashes
+from router.protocol.values import (
+    UNREADABLE,
+    Doubt,
+    HashArray,
+    Identity,
+    pack_hashes,
+    unpack_hashes,
+)
 from router.publisher.engine_events.batch import EngineStored
 from router.publisher.errors import NormalizerStateError
 from router.publisher.hybrid.class_blocks import ClassBlocks, SavedClasses
@@ -132,7 +139,7 @@ def normalizer_state(
         groups=groups.listed(),
         classes=classes.saved(),
         held_back=[_packed_event(event) for event in held_back.events()],
-        doubts=doubts.kept,
+        doubts=doubts.kept | (Doubt.HYBRID if doubts.tells_full_only else 0),
         may_have_lower_tiers=doubts.may_have_lower_tiers,
         counts=counts,
     )
@@ -159,7 +166,8 @@ def put_back(
     classes.load(state.classes)
     for fields in state.held_back:
         held_back.add(_unpacked_event(fields), now_s)
-    doubts.kept = state.doubts
+    doubts.kept = state.doubts & ~Doubt.HYBRID
+    doubts.tells_full_only |= bool(state.doubts & Doubt.HYBRID)
     doubts.may_have_lower_tiers = state.may_have_lower_tiers
 
 

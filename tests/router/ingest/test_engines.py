@@ -140,6 +140,17 @@ async def test_sglang_clears_every_tier(eventually, engine_kind, left):
             assert await host_blocks() == left
 
 
+async def test_sglang_with_a_hybrid_model_has_an_upper_bound(eventually):
+    engine = DirectEngine(1)
+    with engine:
+        async with DirectRouter().running() as router:
+            await router.post("/workers", engine.body(engine="sglang", hybrid={}))
+            engine.cache(PROMPT)
+            await eventually(lambda: equals(router.overlaps(PROMPT), {(1, 0): 10}))
+            (rank,) = (await router.view(1))["ranks"]
+            assert "hybrid model: overlap is an upper bound" in rank["trust"]["reason"]
+
+
 async def test_a_long_history_goes_in_by_slices_and_is_whole(eventually):
     engine = DirectEngine(1)
     with engine:

@@ -47,8 +47,8 @@ def removed(hashes, medium=None, group=0):
     return EngineRemoved(engine_hashes(hashes), medium, group)
 
 
-def batch(*events, unknown=(), malformed=(), unknown_field=None):
-    return EngineBatch(0, joined(events), unknown, malformed, unknown_field)
+def batch(*events, unknown=(), malformed=(), **fields):
+    return EngineBatch(0, joined(events), unknown, malformed, **fields)
 
 
 def joined(events):

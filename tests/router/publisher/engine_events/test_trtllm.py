@@ -93,6 +93,11 @@ def test_unknown_field_that_is_not_null_is_named(changed, field):
     assert only_batch(changed).unknown_field == sentence
 
 
+def test_events_of_several_windows_are_those_of_a_hybrid_model():
+    assert not only_batch(CREATED, STORED).tells_full_only
+    assert only_batch(event(0, "created", window_size=4096), STORED).tells_full_only
+
+
 def test_a_removed_block_is_gone_from_every_level():
     removed = only_batch(event(5, "removed", block_hashes=[11, -22])).events
     assert all(isinstance(e, EngineRemoved) for e in removed)
