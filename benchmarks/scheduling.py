@@ -21,6 +21,8 @@ from rows import as_json, as_table, machine
 from scheduling_agents import (
     agents_cases,
     agents_rows,
+    documents_cases,
+    documents_rows,
     rollouts_cases,
     rollouts_rows,
     users_cases,
@@ -44,6 +46,7 @@ ALL = {
     "agents": Section(agents_cases, agents_rows),
     "rollouts": Section(rollouts_cases, rollouts_rows),
     "users": Section(users_cases, users_rows),
+    "documents": Section(documents_cases, documents_rows),
     "slo": Section(slo_cases, slo_rows),
 }
 SPLITS = {"look": (1, 0), "release": (2, 1_000)}

@@ -1,4 +1,6 @@
-"""The sections `agents`, `rollouts` and `users` of `scheduling.py`: traffic in a closed loop.
+"""The sections `agents`, `rollouts`, `users` and `documents` of `scheduling.py`: kinds of traffic.
+
+All but `documents` are closed loops.
 
 Engines admit prompts as vLLM does, so that equal ones at once are computed once by each engine that
 gets them.
@@ -35,8 +37,9 @@ MAKESPAN_GOAL, COMPUTED_GOAL = 0.8, 1.3
 COMPUTED = "prefixes_computed"
 
 USER_WORKERS, USERS_A_WORKER, CONVERSATIONS_A_WORKER = (2, 3, 8), 2, 15
-USER_FIGURES = ("ttft_mean_s", "ttft_p99_s", "e2e_mean_s")
+FIGURES = ("ttft_mean_s", "ttft_p99_s", "e2e_mean_s")
 ROUND_ROBIN = Rival("round-robin")
+DOCUMENT_WORKERS, DOCUMENT_REQUESTS_A_WORKER, DOCUMENT_REQUESTS_PER_S = (2, 4, 8, 16), 200, 2.2
 AHEAD_GOAL = 0.8
 """Of mean TTFT beside round-robin."""
 
@@ -165,16 +168,41 @@ def user_cells(plan: Plan) -> Iterator[Cell]:
         conversations = min(CONVERSATIONS_A_WORKER * workers, most)
         name = f"{workers} workers, {USERS_A_WORKER * workers} users"
         seeds = (plan.first_seed, plan.seeds)
-        yield Cell(_PHYSICS, name, fields, conversations, *seeds, USER_FIGURES, (3, 1), plan.stride)
+        yield Cell(_PHYSICS, name, fields, conversations, *seeds, FIGURES, (3, 1), plan.stride)
 
 
 def users_rows(plan: Plan, found: Found) -> Iterator[Row]:
     for cell in user_cells(plan):
-        for field in USER_FIGURES:
+        for field in FIGURES:
             yield _beside_best(cell, found, field)
         ours, theirs = cell.cases(Rival(OURS)), cell.cases(ROUND_ROBIN)
         name = f"{cell.traffic} ttft_mean_s beside round-robin"
         yield row(name, found, ours, theirs, "ttft_mean_s", AHEAD_GOAL)
+
+
+# ── documents ────────────────────────────────────────────────────────────────────────────────────
+
+
+def documents_cases(plan: Plan, found: Found) -> Iterator[Case]:
+    for cell in document_cells(plan):
+        yield from searched(cell, found, (*UNTUNED, ROUND_ROBIN))
+
+
+def document_cells(plan: Plan) -> Iterator[Cell]:
+    """One for each number of workers."""
+    for workers in DOCUMENT_WORKERS:
+        options = (("requests_per_s", DOCUMENT_REQUESTS_PER_S * workers),)
+        fields = {"source": "documents", "options": options, "workers": workers}
+        requests = min(DOCUMENT_REQUESTS_A_WORKER * workers, plan.requests or 1_000_000)
+        seeds = (plan.first_seed, plan.seeds)
+        name = f"{workers} workers"
+        yield Cell(_PHYSICS, name, fields, requests, *seeds, FIGURES, (3, 1), plan.stride)
+
+
+def documents_rows(plan: Plan, found: Found) -> Iterator[Row]:
+    for cell in document_cells(plan):
+        for field in FIGURES:
+            yield _beside_best(cell, found, field)
 
 
 # ── rows of all ──────────────────────────────────────────────────────────────────────────────────

@@ -48,7 +48,7 @@ SLOW_UNTIL_S = 25  # end of a new rank's slow start, when it counts for more tha
 # Properties of the worker, continued.
 DECODE_SIDE = 26  # 1: the worker only decodes
 
-# Engine reports, continued.
+# Engine reports, continued: averages of the last minute.
 REQUESTS_PER_S = 27  # received by the engine, from all sources
 PREFILL_SHARE = 28  # fraction of its time spent on prefill, 0 to below 1
 OUTPUT_TOKENS = 29  # generated per request, on average
@@ -81,6 +81,9 @@ COMPLETED_CONTEXTS = 40  # their attention work
 HYBRID = 41  # 1: its engine keeps parts of prompts only (`router.protocol.hybrid`)
 
 RANK_COLUMNS = 42
+
+TRAFFIC_MEMORY_S = 60.0
+"""Time constant of the averages in `REQUESTS_PER_S` to `REUSE`."""
 
 FIRST_CAPACITY = 16
 

@@ -6,6 +6,8 @@ from scheduling_agents import (
     agent_cells,
     agents_cases,
     agents_rows,
+    documents_cases,
+    documents_rows,
     rollouts_cases,
     rollouts_rows,
     users_cases,
@@ -76,6 +78,13 @@ def test_users_are_compared_with_the_best_rival_and_round_robin():
     assert (best.ratio, best.goal) == (pytest.approx(0.9), 1.0)
     assert (beside.ratio, beside.goal) == (pytest.approx(0.45), 0.8)
     assert beside.name == "2 workers, 4 users ttft_mean_s beside round-robin"
+
+
+def test_documents_are_compared_with_the_best_rival_on_fleets_of_each_size():
+    rows = list(documents_rows(PLAN, searched(documents_cases)))
+    assert len(rows) == 4 * 3
+    assert rows[0].name == "2 workers ttft_mean_s"
+    assert {row.ratio for row in rows} == {pytest.approx(0.9)}
 
 
 def test_untuned_rivals_are_distinct_and_one_of_each_policy():

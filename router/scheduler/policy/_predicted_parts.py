@@ -43,6 +43,7 @@ from router.sequence.rank_table import (
     QUEUED_CONTEXTS,
     QUEUED_TOKENS,
     REQUESTS,
+    REQUESTS_PER_S,
     SLOW_UNTIL_S,
     TRUST_WEIGHT,
 )
@@ -84,14 +85,18 @@ MEASURED_BURSTS = 3.0
 class Request(NamedTuple):
     """A request, and the figures that are the same for all of its candidates.
 
-    `arrivals`: requests that queue on a rank, per second of the queue's work. `followers`: later
-    requests that this one binds to its rank. `reuse`: prompt tokens found cached per computed one.
+    `queueing_part`: requests that queue on a rank, per request received in the queue's time.
+    `requests_per_s`: received by a rank, on average. `own_part`: how much of a rank's own rate is
+    believed. `followers`: later requests that this one binds to its rank. `reuse`: prompt tokens
+    found cached per computed one.
     """
 
     isl_tokens: float
     output_tokens: float
     now_s: float
-    arrivals: float
+    queueing_part: float
+    requests_per_s: float
+    own_part: float
     followers: float
     reuse: float
 
@@ -212,7 +217,9 @@ def predict(
     stream_s = output_tokens * (step_s + token_kv_s)
     delay_s = (1.0 + request.followers) * there * delayed_s
     held_s = compute_s + new_tokens / chunk_tokens * step_s
-    future_s = request.arrivals * held_s * (queue_s + prefill_s / 2)
+    own_per_s = request.own_part * (row[REQUESTS_PER_S] - request.requests_per_s)
+    arrivals_per_s = request.queueing_part * (request.requests_per_s + own_per_s)
+    future_s = arrivals_per_s * held_s * (queue_s + prefill_s / 2)
     future_s += min(request.followers, 1.0) * queue_s
     room_s, pushed = 0.0, 0.0
     if row[CAPACITY_BLOCKS] > 0:

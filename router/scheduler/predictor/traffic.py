@@ -3,9 +3,7 @@
 import math
 
 from router.protocol.loads import LoadCounters
-
-MEMORY_S = 60.0
-"""Time constant of the averages."""
+from router.sequence.rank_table import TRAFFIC_MEMORY_S
 
 
 class Traffic:
@@ -52,7 +50,7 @@ class Traffic:
 
     def add(self, counted: LoadCounters, prefill_s: float, elapsed_s: float) -> None:
         """Add the work counted in `elapsed_s`; its prompts took `prefill_s`."""
-        kept = math.exp(-elapsed_s / MEMORY_S)
+        kept = math.exp(-elapsed_s / TRAFFIC_MEMORY_S)
         self._elapsed_s = self._elapsed_s * kept + elapsed_s
         self._received = self._received * kept + counted.requests_received
         self._finished = self._finished * kept + counted.requests_finished

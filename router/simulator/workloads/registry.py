@@ -7,7 +7,7 @@ from router.simulator.workloads.agentic_code import AgenticCode
 from router.simulator.workloads.chat_users import ChatUsers
 from router.simulator.workloads.contexts import Workload
 from router.simulator.workloads.rollouts import Rollouts
-from router.simulator.workloads.timed import Agents, LongTail, MultiTurn, SharedPrompts
+from router.simulator.workloads.timed import Agents, Documents, LongTail, MultiTurn, SharedPrompts
 
 WORKLOADS: Mapping[str, type[Workload]] = MappingProxyType(
     {
@@ -15,6 +15,7 @@ WORKLOADS: Mapping[str, type[Workload]] = MappingProxyType(
         "multi-turn": MultiTurn,
         "agents": Agents,
         "long-tail": LongTail,
+        "documents": Documents,
         "agentic-code": AgenticCode,
         "chat-users": ChatUsers,
         "rollouts": Rollouts,

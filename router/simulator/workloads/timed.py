@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from router.simulator.traces import Trace, TraceRequest
 from router.simulator.workloads.contexts import (
+    Chance,
     Context,
     Count,
     PerSecond,
@@ -155,3 +156,37 @@ class LongTail(_Numbers, frozen=True, kw_only=True):
             context = Context(owner, int(self.least_tokens * rng.paretovariate(self.shape)))
             requests.append(context.request(now_s, about(rng, self.output_tokens), block_size))
         return Trace("long-tail", block_size, requests)
+
+
+class Documents(_Numbers, frozen=True, kw_only=True):
+    """Conversations, and beside them long documents that come once, for a short summary.
+
+    `documents_part`: of the requests. Documents have half to one and a half times their tokens.
+    """
+
+    requests_per_s: PerSecond = 6.0
+    documents_part: Chance = 0.03
+    document_tokens: Tokens = 50_000
+    turns: Count = 8
+    question_tokens: Tokens = 1000
+    output_tokens: Tokens = 60
+
+    def trace(self, block_size: int, rng: Random) -> Trace:
+        """See `Workload`."""
+        documents = min(round(self.requests * self.documents_part), self.requests - 1)
+        chats = MultiTurn(
+            requests=self.requests - documents,
+            requests_per_s=self.requests_per_s * (1 - documents / self.requests),
+            turns=self.turns,
+            system_tokens=2 * self.question_tokens,
+            question_tokens=self.question_tokens,
+            output_tokens=self.output_tokens,
+        )
+        requests = list(chats.trace(block_size, rng).requests)
+        end_s = requests[-1].arrival_s
+        for owner in range(1, documents + 1):
+            tokens = rng.randint(self.document_tokens // 2, self.document_tokens * 3 // 2)
+            output_tokens = about(rng, self.output_tokens)
+            document = Context(owner, max(tokens, 1))
+            requests.append(document.request(rng.uniform(0, end_s), output_tokens, block_size))
+        return Trace("documents", block_size, sorted(requests, key=_arrival_s))

@@ -19,9 +19,9 @@ class SimulateConfig(Struct, frozen=True, kw_only=True):
     `dynamo-1.0:overlap_score_weight=8,router_temperature=0.1`.
 
     Workloads whose requests arrive at their times: `shared-prompts`, `multi-turn`, `agents`,
-    `long-tail`. In a closed loop, where the next request follows the responses before it:
-    `agentic-code` (tools, people, subagents), `chat-users` (a fixed number of users at once) and
-    `rollouts` (groups of equal prompts at once), as in
+    `long-tail`, `documents` (long prompts beside conversations). In a closed loop, where the next
+    request follows the responses before it: `agentic-code` (tools, people, subagents), `chat-users`
+    (a fixed number of users at once) and `rollouts` (groups of equal prompts at once), as in
     `agentic-code:sessions=100,sessions_per_s=0.05`.
     """
 
@@ -29,8 +29,8 @@ class SimulateConfig(Struct, frozen=True, kw_only=True):
         str,
         about(
             "file (Mooncake's JSONL, or written by `kv-router record`), or a workload "
-            "(NAME:key=value,…): shared-prompts, multi-turn, agents, long-tail, agentic-code, "
-            "chat-users, rollouts",
+            "(NAME:key=value,…): shared-prompts, multi-turn, agents, long-tail, documents, "
+            "agentic-code, chat-users, rollouts",
             unit="TRACE",
         ),
     ] = ""

@@ -268,9 +268,11 @@ class Model:
 
     def average_costs(self, rows, new, isl_tokens, now_s, delay_weight):
         output, reuse = mean(rows, ranks.OUTPUT_TOKENS), mean(rows, ranks.REUSE)
-        rest = (output, arrivals(rows), 1 / 3 * reuse, reuse, now_s, delay_weight)
-        each = zip(rows, new, strict=True)
-        return [predicted_cost(row, tokens, isl_tokens, *rest) for row, tokens in each]
+        rest = (output, 1 / 3 * reuse, reuse, now_s, delay_weight)
+        each = zip(rows, new, arrivals(rows), strict=True)
+        return [
+            predicted_cost(row, tokens, isl_tokens, per_s, *rest) for row, tokens, per_s in each
+        ]
 
     def choice(self, rows, of_ranks, isl_tokens, expected, now_s, temperature, rng):
         """The costs, and the position that is chosen."""

@@ -87,11 +87,12 @@ def predicted_costs(rows, isl_tokens, expected, now_s, weights=(0.1, 0.75, 0.25,
         for row, each in zip(rows, saved, strict=True)
     ]
     arriving = arrivals(rows, being_computed * occupied)
-    shared = (output, arriving, followers, mean(rows, ranks.REUSE), now_s, weights[0])
+    shared = (output, followers, mean(rows, ranks.REUSE), now_s, weights[0])
     placements = max(row[ranks.PLACED_AT] for row in rows)
     return [
-        predicted_cost(row, each, isl_tokens, *shared) * (1 - trial(row, placements, len(rows)))
-        for row, each in zip(rows, new, strict=True)
+        predicted_cost(row, each, isl_tokens, per_s, *shared)
+        * (1 - trial(row, placements, len(rows)))
+        for row, each, per_s in zip(rows, new, arriving, strict=True)
     ]
 
 
@@ -141,16 +142,21 @@ def siblings(rows, isl_tokens):
 
 
 def arrivals(rows, tied=0.0):
-    """Requests a second that queue."""
-    rate = share = 0.0
+    """The requests that queue on each rank, per second of its queue."""
+    total = squares = share = 0.0
     for row in rows:
-        rate += row[ranks.REQUESTS_PER_S]
+        total += row[ranks.REQUESTS_PER_S]
+        squares += row[ranks.REQUESTS_PER_S] * row[ranks.REQUESTS_PER_S]
         share += row[ranks.PREFILL_SHARE]
-    rate, share = rate / len(rows), share / len(rows)
-    return rate * (share + (1.0 - share) * tied) / max(1.0 - share, 1e-9)
+    rate, share = total / len(rows), share / len(rows)
+    variance = max(squares - total * rate, 0.0) / max(len(rows) - 1, 1)
+    by_chance = 20.0 * rate / 120.0
+    own = 1.0 - by_chance / variance if variance > by_chance else 0.0
+    queueing = (share + (1.0 - share) * tied) / max(1.0 - share, 1e-9)
+    return [queueing * (rate + own * (row[ranks.REQUESTS_PER_S] - rate)) for row in rows]
 
 
-def predicted_cost(row, new, isl_tokens, output, arriving, followers, reuse, now_s, delay_weight):
+def predicted_cost(row, new, isl_tokens, arriving, output, followers, reuse, now_s, delay_weight):
     """The cost of `new` tokens to compute, of a prompt of this length, by the README's formula."""
     foreign = row[FOREIGN_REQUESTS]
     there, decoding = (

@@ -1,6 +1,7 @@
 """What a placement costs, in seconds: the README's example, and what each part depends on."""
 
 from collections import Counter
+from itertools import combinations
 from random import Random
 
 import numpy as np
@@ -292,6 +293,32 @@ def test_future_delay_grows_with_the_prefill_share_of_all_ranks():
     }
     assert future[0] == 0
     assert future[0.8] == pytest.approx(4 * future[0.5])
+
+
+def test_prompt_behind_which_few_requests_come_delays_fewer():
+    rates = (2.0, 2.0, 2.0, 0.1)
+    table = asked(*(row({ranks.REQUESTS_PER_S: rate, ranks.REUSE: 0}) for rate in rates))
+    future = predicted_parts(table, SETTINGS)[:, kernel.FUTURE_S]
+    assert future[0] == future[1] == future[2]
+    assert future[0] * 0.1 / 2 < future[3] < future[0] * 0.5
+
+
+def test_rates_that_differ_by_chance_count_as_equal():
+    rates = (2.0, 1.6, 2.2, 1.9)
+    table = asked(*(row({ranks.REQUESTS_PER_S: rate, ranks.REUSE: 0}) for rate in rates))
+    future = predicted_parts(table, SETTINGS)[:, kernel.FUTURE_S]
+    assert future == pytest.approx(future[0])
+
+
+@given(st.lists(st.floats(0, 1_000), min_size=1, max_size=12))
+def test_own_rates_change_no_mean_and_no_order(rates):
+    table = asked(*(row({ranks.REQUESTS_PER_S: rate, ranks.REUSE: 0}) for rate in rates))
+    future = predicted_parts(table, SETTINGS)[:, kernel.FUTURE_S]
+    of_mean = parts({ranks.REQUESTS_PER_S: np.mean(rates), ranks.REUSE: 0})[kernel.FUTURE_S]
+    assert np.mean(future) == pytest.approx(of_mean)
+    assert (future >= 0).all()
+    for (rate, one), (other_rate, other) in combinations(zip(rates, future, strict=True), 2):
+        assert (rate - other_rate) * (one - other) >= -1e-9 * of_mean * max(rates)
 
 
 @pytest.mark.parametrize(("reuse", "followers"), [(0, 0), (3, 0.2), (10, 2 / 3), (30, 1)])

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.protocol.loads import LoadCounters
-from router.scheduler.predictor.traffic import MEMORY_S, Excess, PromptContexts, Traffic
+from router.scheduler.predictor.traffic import Excess, PromptContexts, Traffic
+from router.sequence.rank_table import TRAFFIC_MEMORY_S as MEMORY_S
 
 COUNTED = LoadCounters(
     requests_received=4,

@@ -4,7 +4,7 @@ import pytest
 
 from router.simulator.workloads.contexts import LONGEST_PROMPT_TOKENS
 from router.simulator.workloads.registry import WORKLOADS
-from router.simulator.workloads.timed import Agents, LongTail, MultiTurn, SharedPrompts
+from router.simulator.workloads.timed import Agents, Documents, LongTail, MultiTurn, SharedPrompts
 
 
 def reuse(trace):
@@ -17,7 +17,9 @@ def reuse(trace):
     return hits / blocks
 
 
-@pytest.mark.parametrize("name", ["shared-prompts", "multi-turn", "agents", "long-tail"])
+@pytest.mark.parametrize(
+    "name", ["shared-prompts", "multi-turn", "agents", "long-tail", "documents"]
+)
 def test_every_workload_keeps_its_promises(name):
     workload = WORKLOADS[name](requests=400)
     trace = workload.trace(64, Random(1))
@@ -61,3 +63,11 @@ def test_a_few_long_prompts_are_most_of_the_long_tail():
     tokens = sorted(r.isl_tokens for r in LongTail(requests=2000).trace(512, Random(1)).requests)
     assert sum(tokens[-200:]) > 0.4 * sum(tokens)
     assert tokens[1000] < 1000
+
+
+@pytest.mark.parametrize("part", [0, 0.1, 1])
+def test_documents_are_a_part_of_the_requests_and_come_once(part):
+    workload = Documents(requests=200, documents_part=part, document_tokens=60_000)
+    long = [r for r in workload.trace(64, Random(1)).requests if r.isl_tokens >= 30_000]
+    assert len(long) == min(200 * part, 199)
+    assert len({r.sequence_hashes[0] for r in long}) == len(long)
