@@ -31,6 +31,7 @@ MOST_NAMES = 1 << 19
 
 A logit bias may name each token of a vocabulary.
 """
+_LEAST_NAME_BYTES = len(b'"":0,')
 
 ABSENT = Raw(b"")
 
@@ -71,11 +72,14 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool = False
 
 
-class _Fields(Struct, frozen=True):
-    model: Name = "default"
+class _Texts(Struct, frozen=True):
     prompt: Raw = ABSENT
     messages: Raw = ABSENT
     input: Raw = ABSENT
+
+
+class _Fields(Struct, frozen=True):
+    model: Name = "default"
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
@@ -89,9 +93,11 @@ class _Fields(Struct, frozen=True):
 
 
 _NULL = Raw(b"null")
-_READ = ("model", "cache_salt")
+_READ = _Fields.__struct_fields__
+_READ_OF_PASSED = ("model", "cache_salt")
 """The fields that are read of requests that pass byte for byte."""
 
+_texts = msgspec.json.Decoder(_Texts).decode
 _read = msgspec.json.Decoder(_Fields).decode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _text_of = bytes.decode
@@ -199,18 +205,19 @@ def read_completion_request(path: str, body: bytes) -> CompletionRequest:
 
     Each step takes at most a few ms per MB, whatever the body contains.
     """
-    read = decode_now(_read, body)
-    _check_names(body, read)
+    _check_names(body)
     fields = decode_now(_fields, body)
     if not body.isascii():
         decode_now(_text_of, body)  # also validates fields that are not read
+    read = _read_of(fields, _READ)
     prompt = APIS[path].prompt
+    text = bytes(fields.get(prompt or "", ABSENT))
     if prompt == "prompt":
-        return CompletionRequest(path, fields, read, *_prompts(bytes(read.prompt)))
+        return CompletionRequest(path, fields, read, *_prompts(text))
     if prompt == "messages":
-        _check_messages(read.messages)
+        _check_messages(text)
     else:
-        _check_input(read)
+        _check_input(text)
     return CompletionRequest(path, fields, read, None)
 
 
@@ -226,31 +233,38 @@ def read_passed_request(path: str, body: bytes, content_type: bytes) -> Completi
         fields = decode_now(_fields, body)
         if not body.isascii():
             decode_now(_text_of, body)
-    read = decode_now(_read, msgspec.json.encode({n: fields[n] for n in _READ if n in fields}))
+    read = _read_of(fields, _READ_OF_PASSED)
     return CompletionRequest(path, fields, read, None, body=body)
 
 
-def _check_names(body: bytes, read: _Fields) -> None:
+def _read_of(fields: dict[str, Raw], names: Sequence[str]) -> _Fields:
+    """Return the fields that are read, without another scan of a long prompt."""
+    written = msgspec.json.encode({name: fields[name] for name in names if name in fields})
+    return decode_now(_read, written)
+
+
+def _check_names(body: bytes) -> None:
     """Raise InvalidFieldError if there are more than `MOST_NAMES` names."""
-    if body.count(b":") <= MOST_NAMES:
+    if len(body) < MOST_NAMES * _LEAST_NAME_BYTES or body.count(b":") <= MOST_NAMES:
         return
+    read = decode_now(_texts, body)
     texts = (read.prompt, read.messages, read.input)
     written = sum(bytes(each).count(b":") for each in texts)
     if body.count(b":") - written > MOST_NAMES:
         raise InvalidFieldError("body", "too many fields", f"at most {MOST_NAMES} names in all")
 
 
-def _check_messages(raw: Raw) -> None:
-    written = bytes(raw)
+def _check_messages(written: bytes) -> None:
+    """Raise InvalidFieldError if there are no messages."""
     if written in (b"", b"null") or _NOTHING.fullmatch(written):
         raise InvalidFieldError("messages", "missing or empty", "at least one message")
     if not written.startswith(b"["):
         raise InvalidFieldError("messages", "no list", "at least one message", status=422)
 
 
-def _check_input(read: _Fields) -> None:
+def _check_input(written: bytes) -> None:
     """Raise InvalidFieldError if there is no input, or one that is neither a text nor a list."""
-    written, allowed = bytes(read.input), "a text, or a list of items"
+    allowed = "a text, or a list of items"
     if written in (b"", b"null"):
         raise InvalidFieldError("input", "missing", allowed)
     if written[:1] not in (b'"', b"["):

@@ -6,11 +6,16 @@ after the prompt, and everything that follows from them.
 
 from typing import Any
 
-from msgspec import Raw, structs
+from msgspec import Raw
 
 from router.errors import KvRouterError
 from router.forward.migration import is_migratable
-from router.forward.request_body import CompletionRequest, prompt_of, read_completion_request
+from router.forward.request_body import (
+    ABSENT,
+    CompletionRequest,
+    prompt_of,
+    read_completion_request,
+)
 from router.forward.stream_state import Wanted
 from router.protocol.requests import SelectRequest
 from router.protocol.values import UNREADABLE
@@ -66,9 +71,9 @@ class RequestTemplate:
 
     def asked_with(self, prompt: bytes) -> CompletionRequest:
         """Return the request with this prompt. Raises InvalidFieldError for an invalid text."""
-        raw, like = Raw(prompt), self._asked
-        read = structs.replace(like.read, prompt=raw)
-        return CompletionRequest(like.path, {**like.fields, "prompt": raw}, read, prompt_of(prompt))
+        like = self._asked
+        fields = {**like.fields, "prompt": Raw(prompt)}
+        return CompletionRequest(like.path, fields, like.read, prompt_of(prompt))
 
     def request_of(self, caller: Caller) -> SelectRequest | None:
         """Return this caller's request to the router, without tokens. Returns None if unknown."""
@@ -85,13 +90,13 @@ class RequestTemplate:
         """
         names = tuple(fields)
         if names not in self._bodies:
-            tried, body = bytes(self._asked.read.prompt), self._asked.to_engine(**fields)
+            tried, body = bytes(self._asked.fields["prompt"]), self._asked.to_engine(**fields)
             before, _, behind = body.partition(tried)
             self._bodies[names] = (before, behind) if body.count(tried) == 1 else None
         around = self._bodies[names]
         if around is None:
             return asked.to_engine(**fields)
-        return b"%b%b%b" % (around[0], bytes(asked.read.prompt), around[1])
+        return b"%b%b%b" % (around[0], bytes(asked.fields["prompt"]), around[1])
 
 
 def read(
@@ -119,7 +124,7 @@ def read(
 
 def _learned(asked: CompletionRequest, body: bytes) -> RequestTemplate | None:
     """Return the template of a body. Returns None if the prompt cannot be replaced in it."""
-    prompt = bytes(asked.read.prompt)
+    prompt = bytes(asked.fields.get("prompt", ABSENT))
     tried = _TRIED.get(prompt[:1])
     if tried is None or asked.prompt is None or asked.read.nvext is not None:
         return None
@@ -131,7 +136,7 @@ def _learned(asked: CompletionRequest, body: bytes) -> RequestTemplate | None:
     except KvRouterError:
         return None
     words = RequestTemplate(other, before, behind)
-    is_same = bytes(other.read.prompt) == tried and _rest(other) == _rest(asked)
+    is_same = bytes(other.fields["prompt"]) == tried and _rest(other) == _rest(asked)
     return words if is_same and words.prompt_in(body) == prompt else None
 
 

@@ -36,8 +36,7 @@ def with_own_names(asked: CompletionRequest, tenant: str | None) -> CompletionRe
         written = msgspec.Raw(msgspec.json.encode(named))
     except UNREADABLE as error:
         raise InvalidFieldError(field, str(error), "messages that can be read") from error
-    read = structs.replace(asked.read, **{field: written})
-    return structs.replace(asked, fields={**asked.fields, field: written}, read=read)
+    return structs.replace(asked, fields={**asked.fields, field: written})
 
 
 def _renamed(messages: Any, tenant: str) -> Any:

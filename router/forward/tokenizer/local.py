@@ -21,7 +21,7 @@ import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from secrets import token_bytes
 from threading import Lock
 from typing import Any
@@ -240,7 +240,7 @@ class LocalTokenizer:
         """Return the tokens of a text; a piece is tokenized and cached with its preceding token."""
         pieces = list(self._seams.pieces(text))
         texts = [before + piece for before, piece in pieces]
-        keys = [blake2b(each.encode(), digest_size=16, key=secret).digest() for each in texts]
+        keys = [sha256(secret + each.encode()).digest()[:16] for each in texts]
         found = {key: tokens for key in keys if (tokens := self._known.get(key)) is not None}
         missing = {key: each for key, each in zip(keys, texts, strict=True) if key not in found}
         self._tokenise(missing, found)

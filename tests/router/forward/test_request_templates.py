@@ -34,7 +34,7 @@ def knowing(*bodies, path=COMPLETIONS):
 def seen(asked):
     prompt = asked.prompt if isinstance(asked.prompt, str) else asked.prompt.tolist()
     fields = {name: bytes(value) for name, value in asked.fields.items()}
-    return asked.path, fields, bytes(asked.read.prompt), asked.model, asked.max_tokens, prompt
+    return asked.path, fields, bytes(asked.fields["prompt"]), asked.model, asked.max_tokens, prompt
 
 
 @pytest.mark.parametrize(
