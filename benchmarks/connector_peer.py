@@ -13,6 +13,7 @@ from typing import Self
 
 import torch
 
+from router.protocol.values import Rank
 from worker_agent.blocks.eviction.simple import LruEviction
 from worker_agent.blocks.names import BlockName
 from worker_agent.layout.config import LayoutConfig
@@ -109,7 +110,9 @@ def main() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         Thread(target=_serve_plainly, args=(listener, window, count), daemon=True).start()
         sets = {0: SharedSet(pool, window, path, tier.proof)}
-        server = PeerServer(Leases(WORKER_ID, 1), sets, TOKEN, path=Path(directory) / "socket")
+        server = PeerServer(
+            Leases(Rank(WORKER_ID, 0), 1), sets, TOKEN, path=Path(directory) / "socket"
+        )
         print("{}:{}".format(*listener.getsockname()), *server.addresses, sep="\n", flush=True)
         sys.stdin.read()
         server.close(60)

@@ -5,7 +5,7 @@ Entries are JSON, so that NATS tools can read them. Keys: `worker.{worker_id}` a
 `order.{worker_id}`, written by operators through a router, kept until revoked.
 """
 
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta, Struct, json
 
@@ -58,6 +58,7 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
     missing ones mean that the worker failed. `total_kv_blocks`: of each rank; 0 if unknown.
     `max_num_batched_tokens`: 0 if unknown. `block_addresses`: by rank, where other workers request
     its blocks, `tcp://host:port` or `unix:///path`; ranks without an entry do not share blocks.
+    `blocksets`: by rank, its exported pools, in the format of its kind of agent; for workers only.
     """
 
     worker_id: UInt
@@ -75,6 +76,7 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
     agent_is_engine: bool = True
     labels: WorkerLabels = WorkerLabels()
     block_addresses: dict[DpRank, list[Endpoint]] = {}
+    blocksets: dict[DpRank, dict[str, Any]] = {}
     reports_load: ClassVar[bool] = True
 
     @property

@@ -85,6 +85,11 @@ async def test_request_pinned_elsewhere_pulls_its_blocks(sharing, tmp_path, is_o
     assert (tokens(unaware), cached(unaware)) == (tokens(right[1]), 0)
     assert await counted(fleet, 2, "pulled_blocks_total") == 18
     assert await counted(fleet, 1, "given_blocks_total") == 18
+    reported = [(await fleet.client.get(f"{fleet.endpoints[n]}/blocksets")).json() for n in (1, 2)]
+    [exported], [imported] = reported[0]["exported"], reported[1]["imported"]["0"]
+    assert imported == exported
+    assert (imported["worker_id"], imported["sets"]["0"]["num_blocks"]) == (1, 64)
+    assert await counted(fleet, 2, "blocksets_imported") == 1
 
     async def is_known():
         decision = await fleet.select(prompt(0), allowed_worker_ids=[2])

@@ -98,7 +98,7 @@ class WorkerAgent:
             answers = TierResponder(tiers, config.worker.id, edge.guard)
             answering = [answers.run]
             if self._sharing is not None:
-                answering.append(self._sharing.book.run)
+                answering.append(self._sharing.peers.run)
             access = nats_access(config.nats, config.bus.nats_url)
             presence = WorkerPresence(
                 config.bus,
@@ -176,6 +176,7 @@ class WorkerAgent:
             incarnation=self._incarnation,
             labels=agent.labels(),
             block_addresses={} if self._sharing is None else self._sharing.addresses,
+            blocksets={} if self._sharing is None else self._sharing.blocksets,
         )
 
     def _shared(self, undo: ExitStack) -> AgentSharing | None:

@@ -29,6 +29,10 @@ _SHARING: Rows = {
     "connections": gauge("Other workers connected"),
     "strangers": gauge("Connections that have not proven yet to be another worker's"),
     "connections_max": gauge("Limit of connected workers", "max_connections"),
+    "blocksets_imported": gauge("Blocksets of other workers imported", lambda s: len(s.imported)),
+}
+_PEERS: Rows = {
+    "blocksets_refused": counter("Announced blocksets of no use here", "refusals"),
 }
 _ENGINE: Rows = {
     "num_requests_running": gauge("Requests running", "gauges.running_requests"),
@@ -73,4 +77,6 @@ def agent_metrics(
     if sharing is not None:
         shared = [((model_name, rank.dp_rank), each) for rank, each in sharing.ranks.items()]
         expose_each(registry, "kv_agent_share_", _SHARING, RANK_LABELS, lambda: shared)
+        peers = [((model_name,), sharing.peers)]
+        expose_each(registry, "kv_agent_share_", _PEERS, ("model_name",), lambda: peers)
     return registry

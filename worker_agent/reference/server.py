@@ -34,7 +34,7 @@ from worker_agent.reference.completions import AgentResponse, CompletionRequest,
 from worker_agent.reference.engine.engine import Generated
 from worker_agent.reference.metrics import agent_metrics
 from worker_agent.reference.runner import RankRunner
-from worker_agent.reference.sharing import AgentSharing
+from worker_agent.reference.sharing import AgentSharing, SharingReport
 
 T = TypeVar("T")
 Tokens: TypeAlias = AsyncGenerator[Generated, None]
@@ -80,6 +80,7 @@ class EngineServer:
             ("GET", "/v1/models", self.models),
             ("POST", "/reset_prefix_cache", self.reset_prefix_cache),
             ("GET", "/dump", self.dump),
+            ("GET", "/blocksets", self.blocksets),
             ("GET", "/health", self.health),
             ("GET", "/ready", self.ready),
             ("GET", "/metrics", self.metrics),
@@ -140,6 +141,10 @@ class EngineServer:
     async def dump(self, _: Request) -> Response:
         """Respond with all blocks by rank and tier, including unpublished changes."""
         return dump_response(self._worker_id, list(self._runners.values()))
+
+    async def blocksets(self, _: Request) -> Response:
+        """Respond with the blocksets that are exported and imported; none without `share`."""
+        return json_response(SharingReport() if self._sharing is None else self._sharing.report())
 
     async def health(self, _: Request) -> Response:
         """Respond that the process is alive."""

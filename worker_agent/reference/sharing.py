@@ -1,13 +1,18 @@
 """Block sharing of an agent with other workers, in both directions, per rank.
 
-settings ─▶ BlockSharing per rank ─▶ block_addresses of the announcement
-a request's source ─▶ AddressBook ─▶ PeerSource ─▶ the rank's stack, which queries a PeerTier
+settings ─▶ BlockSharing per rank ─▶ block_addresses and blocksets of the announcement
+announcements ─▶ PeerBlocksets: imports;  a request's source ─▶ its import ─▶ PeerSource
+PeerSource ─▶ the rank's stack, which queries a PeerTier
 """
 
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from router.errors import ConfigError
 from router.protocol.replies import BlockSource
@@ -20,14 +25,46 @@ from worker_agent.config.reference import ReferenceConfig
 from worker_agent.manager.config import CacheModel
 from worker_agent.manager.manager import KvBlockManager
 from worker_agent.manager.settings import derived_secret
-from worker_agent.sharing.address_book import PeerAddresses
+from worker_agent.process.announced import AnnouncedWorkers
+from worker_agent.sharing.blockset import BlocksetExport, decode, is_readable
 from worker_agent.sharing.errors import PeerError
+from worker_agent.sharing.peer_blocksets import PeerBlocksets, RefusedBlockset
 from worker_agent.sharing.peer_tier import PeerTier
 from worker_agent.sharing.sharing import BlockSharing, SharingConfig
 from worker_agent.storage.mapped_file import kept_path
 from worker_agent.transfer.block_tier import BlockGiver
 
 CLOSE_TIMEOUT_S = 5.0
+MAX_EXPORT_BYTES = 512 * 1024
+"""Limit of an agent's announced blocksets."""
+
+
+class SetReport(Struct, frozen=True):
+    """Blocks of one tier of a rank."""
+
+    num_blocks: int
+    block_bytes: int
+    layout: str
+    is_readable: bool
+    """False for blocks of a file."""
+
+
+class BlocksetReport(Struct, frozen=True):
+    """A blockset: one of ours, or an imported one. `epoch`: of the process that exports it."""
+
+    worker_id: int
+    dp_rank: int
+    epoch: int
+    addresses: list[str]
+    sets: dict[int, SetReport]
+
+
+class SharingReport(Struct, frozen=True):
+    """What this agent exports, imports and refuses; imports are by our rank."""
+
+    exported: list[BlocksetReport] = []
+    imported: dict[int, list[BlocksetReport]] = {}
+    refused: list[RefusedBlockset] = []
 
 
 class AgentSharing:
@@ -45,8 +82,9 @@ class AgentSharing:
 
         `epoch`: of this process. `tls`: the server's context; None without TLS.
         """
-        self.book = PeerAddresses()
         self.ranks: dict[Rank, BlockSharing] = {}
+        announced = AnnouncedWorkers(config.engine.model_name, config.identity)
+        self.peers = PeerBlocksets(announced, self.ranks)
         self._name = config.sharing.share_address
         security, settings = config.security, config.sharing
         files = settings.share_ca_file, security.tls_cert_file, security.tls_key_file
@@ -70,11 +108,40 @@ class AgentSharing:
             for rank, sharing in self.ranks.items()
         }
 
+    @property
+    def blocksets(self) -> dict[int, dict[str, Any]]:
+        """The exported pools of each rank, as announced. Raises ConfigError if they are too large.
+
+        Any number of ranks has to fit into one message of the bus.
+        """
+        exports = self._exports()
+        size_bytes = sum(map(len, exports.values()))
+        if size_bytes > MAX_EXPORT_BYTES:
+            reason = f"the blocksets of {len(exports)} ranks have {size_bytes} bytes"
+            raise ConfigError("share", reason, f"{MAX_EXPORT_BYTES}: fewer ranks in an agent")
+        return {dp_rank: msgspec.json.decode(each) for dp_rank, each in exports.items()}
+
+    def report(self) -> SharingReport:
+        """Return the blocksets. O(imports)."""
+        exports = (decode(each, BlocksetExport) for each in self._exports().values())
+        imported = {
+            rank.dp_rank: [_report(each.export) for each in sharing.imported]
+            for rank, sharing in self.ranks.items()
+        }
+        return SharingReport([_report(each) for each in exports], imported, self.peers.refused)
+
     async def source(self, hint: BlockSource, rank: Rank) -> PeerSource | None:
         """Return the source of a request's blocks; None if it is this rank or unreachable."""
         source = Rank(hint.worker_id, hint.dp_rank)
-        addresses = () if source == rank else await self.book.find(source)
+        addresses = () if source == rank else await self.peers.find(source, rank)
         return PeerSource(source, addresses, hint.blocks) if addresses else None
+
+    def _exports(self) -> dict[int, bytes]:
+        addresses = self.addresses
+        return {
+            rank.dp_rank: sharing.export_local_blockset(addresses[rank.dp_rank])
+            for rank, sharing in self.ranks.items()
+        }
 
     def close(self) -> None:
         """Stop serving blocks."""
@@ -95,6 +162,19 @@ class _Connecting:
         return PeerTier(f"worker {rank}", client)
 
 
+def _report(export: BlocksetExport) -> BlocksetReport:
+    sets = {
+        index: SetReport(
+            each.layout_config.num_blocks,
+            each.layout_config.block_bytes,
+            each.layout_type_details.kind.value,
+            is_readable(each),
+        )
+        for index, each in export.block_sets.items()
+    }
+    return BlocksetReport(export.worker_id, export.dp_rank, export.epoch, export.addresses, sets)
+
+
 def _sharing_config(config: ReferenceConfig, epoch: int, index: int, rank: Rank) -> SharingConfig:
     settings = config.sharing
     folder = settings.share_dir
@@ -102,6 +182,7 @@ def _sharing_config(config: ReferenceConfig, epoch: int, index: int, rank: Rank)
     return SharingConfig(
         token=_token(config.block_keys),
         epoch=epoch,
+        dp_rank=rank.dp_rank,
         host=config.security.host,
         port=settings.share_port + index if settings.share_port else 0,
         path=path,

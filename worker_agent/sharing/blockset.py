@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from router.errors import KvRouterError
-from router.protocol.values import UNREADABLE
+from router.protocol.values import UNREADABLE, Rank
 from worker_agent.blocks.handles import Handle, MutableBlocks
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.descriptor import LayoutDescriptor
@@ -27,6 +27,8 @@ T = TypeVar("T", bound=Struct)
 
 READABLE = frozenset({"DRAM", "VRAM"})
 MAX_BYTES = 1 << 20
+MAX_IMPORTED = 4096
+"""Limit of imported blocksets; beyond it, others are refused."""
 
 
 class Mutability(StrEnum):
@@ -45,6 +47,7 @@ class BlockDescriptor(Struct, frozen=True):
     block_set_idx: int
     block_idx: int
     mutability: Mutability
+    dp_rank: int = 0
 
 
 class BlockDescriptorList(Struct, frozen=True):
@@ -59,15 +62,22 @@ class BlockDescriptorList(Struct, frozen=True):
     block_indices: tuple[int, ...]
     lease: str = ""
     epoch: int = 0
+    dp_rank: int = 0
+
+    @property
+    def rank(self) -> Rank:
+        """The rank whose blocks they are."""
+        return Rank(self.worker_id, self.dp_rank)
 
     def blocks(self) -> list[BlockDescriptor]:
         """Return the blocks one by one."""
         head = self.worker_id, self.block_set_idx
-        return [BlockDescriptor(*head, index, self.mutability) for index in self.block_indices]
+        tail = self.mutability, self.dp_rank
+        return [BlockDescriptor(*head, index, *tail) for index in self.block_indices]
 
 
 class BlocksetExport(Struct, frozen=True):
-    """A worker's description of its blocks."""
+    """A description of the blocks of a worker's rank, as announced in `blocksets`."""
 
     worker_id: int
     epoch: int
@@ -79,6 +89,12 @@ class BlocksetExport(Struct, frozen=True):
     block_sets: dict[int, LayoutDescriptor]
     addresses: list[str]
     """The addresses of the block server: `tcp://host:port`."""
+    dp_rank: int = 0
+
+    @property
+    def rank(self) -> Rank:
+        """The rank whose blocks they are."""
+        return Rank(self.worker_id, self.dp_rank)
 
 
 class Imported(StrEnum):
@@ -98,7 +114,9 @@ class ImportOutcome(Struct, frozen=True):
     skipped: list[int]
 
 
-class _Known(Struct, frozen=True):
+class ImportedBlockset(Struct, frozen=True):
+    """The export of another rank, and when it expires unless it is renewed."""
+
     export: BlocksetExport
     until_s: float
 
@@ -117,39 +135,52 @@ class RemoteBlocks(Struct, frozen=True):
 
 
 class RemoteBlocksets:
-    """The imported exports of other workers: at most one per worker, that of its last epoch."""
+    """The imported exports of other ranks: at most `MAX_IMPORTED`, of each its last epoch."""
 
-    __slots__ = ("_config", "_fingerprint", "_known", "worker_id")
+    __slots__ = ("_config", "_fingerprint", "_known", "rank")
 
-    def __init__(self, worker_id: int, fingerprint: int, config: LayoutConfig) -> None:
-        """Set up an empty collection; `config` is of our own blocks, which others must match."""
-        self.worker_id = worker_id
+    def __init__(self, rank: Rank, fingerprint: int, config: LayoutConfig) -> None:
+        """Set up an empty collection of `rank`; blocks like ours have `config`."""
+        self.rank = rank
         self._fingerprint = fingerprint
         self._config = config
-        self._known: dict[int, _Known] = {}
+        self._known: dict[Rank, ImportedBlockset] = {}
 
     def __len__(self) -> int:
         return len(self._known)
+
+    @property
+    def imported(self) -> list[ImportedBlockset]:
+        """The imported exports. Any thread may read it."""
+        return list(self._known.values())
 
     def import_remote_blockset(self, data: bytes, now_s: float) -> ImportOutcome:
         """Import a worker's export. Raises BlocksetError and then changes nothing."""
         export = decode(data, BlocksetExport)
         self._check(export)
-        known = self._known.get(export.worker_id)
+        known = self._known.get(export.rank)
         imported = Imported.NEW if known is None else Imported.REPLACED
         if known is not None and export.epoch < known.export.epoch:
             allowed = f"{known.export.epoch}, or a later one"
             raise BlocksetError("epoch", f"{export.epoch}", allowed, rule="older_epoch")
         if known is not None and export.epoch == known.export.epoch:
             imported, export = Imported.RENEWED, known.export
+        if known is None and len(self._known) >= MAX_IMPORTED:
+            reason, allowed = f"{len(self._known)} are imported", f"at most {MAX_IMPORTED}"
+            raise BlocksetError("blocksets", reason, allowed, rule="too_many_blocksets")
         sets = export.block_sets
-        skipped = [index for index, each in sets.items() if not _is_readable(each)]
-        self._known[export.worker_id] = _Known(export, now_s + export.lease_s)
+        skipped = [index for index, each in sets.items() if not is_readable(each)]
+        self._known[export.rank] = ImportedBlockset(export, now_s + export.lease_s)
         return ImportOutcome(imported, skipped)
 
-    def forget(self, worker_id: int) -> None:
-        """Remove a worker's export; repeated calls have no effect."""
-        self._known.pop(worker_id, None)
+    def forget(self, rank: Rank) -> None:
+        """Remove a rank's export; repeated calls have no effect."""
+        self._known.pop(rank, None)
+
+    def addresses(self, rank: Rank, now_s: float) -> Sequence[str]:
+        """Return where a rank serves its blocks; empty if it is not imported, or expired."""
+        known = self._known.get(rank)
+        return () if known is None or now_s >= known.until_s else known.export.addresses
 
     def get_remote_blocks_mutable(self, data: bytes, now_s: float) -> RemoteBlocks:
         """Return blocks to write. Raises BlocksetError."""
@@ -164,8 +195,8 @@ class RemoteBlocksets:
         return self._blocks(decode(data, BlockDescriptorList), now_s)
 
     def _blocks(self, listed: BlockDescriptorList, now_s: float) -> RemoteBlocks:
-        known = self._known.get(listed.worker_id)
-        where = f"no remote blockset found for worker {listed.worker_id}"
+        known = self._known.get(listed.rank)
+        where = f"no remote blockset found for worker {listed.rank}"
         if known is None:
             allowed = ", ".join(map(str, self._known)) or "none is imported"
             raise BlocksetError("worker_id", where, allowed, rule="unknown_worker")
@@ -175,8 +206,8 @@ class RemoteBlocksets:
         if listed.epoch != export.epoch:
             raise BlocksetError("epoch", f"{listed.epoch}", f"{export.epoch}", rule="other_epoch")
         described = export.block_sets.get(listed.block_set_idx)
-        if described is None or not _is_readable(described):
-            readable = [str(i) for i, each in export.block_sets.items() if _is_readable(each)]
+        if described is None or not is_readable(described):
+            readable = [str(i) for i, each in export.block_sets.items() if is_readable(each)]
             reason = f"{where}, set {listed.block_set_idx}"
             allowed = ", ".join(readable) or "none"
             raise BlocksetError("block_set_idx", reason, allowed, rule="unknown_set")
@@ -184,7 +215,7 @@ class RemoteBlocksets:
         return RemoteBlocks(listed, described.layout_config, tuple(export.addresses))
 
     def _check(self, export: BlocksetExport) -> None:
-        if export.worker_id == self.worker_id:
+        if export.rank == self.rank:
             reason = "cannot import blockset from self"
             raise BlocksetError("worker_id", reason, "another worker's", rule="import_from_self")
         if export.fingerprint != self._fingerprint:
@@ -202,7 +233,7 @@ class RemoteBlocksets:
 
 
 def described_blocks(
-    handle: Handle, worker_id: int, block_set_idx: int, *, lease: str = "", epoch: int = 0
+    handle: Handle, rank: Rank, block_set_idx: int, *, lease: str = "", epoch: int = 0
 ) -> BlockDescriptorList:
     """Return the description of a handle's blocks.
 
@@ -216,7 +247,9 @@ def described_blocks(
     is_mutable = isinstance(handle, MutableBlocks)
     mutability = Mutability.MUTABLE if is_mutable else Mutability.IMMUTABLE
     indices = handle.block_ids
-    return BlockDescriptorList(worker_id, block_set_idx, mutability, indices, lease, epoch)
+    return BlockDescriptorList(
+        rank.worker_id, block_set_idx, mutability, indices, lease, epoch, rank.dp_rank
+    )
 
 
 def listed_blocks(blocks: Sequence[BlockDescriptor]) -> BlockDescriptorList:
@@ -226,13 +259,14 @@ def listed_blocks(blocks: Sequence[BlockDescriptor]) -> BlockDescriptorList:
     """
     if not blocks:
         raise BlocksetError("blocks", "none", "at least one", rule="empty_input")
-    heads = {(each.worker_id, each.block_set_idx, each.mutability) for each in blocks}
+    heads = {(each.worker_id, each.dp_rank, each.block_set_idx, each.mutability) for each in blocks}
     if len(heads) > 1:
         shown = " and ".join(str(head) for head in sorted(heads))
         allowed = "blocks of one worker, one set and one mutability"
         raise BlocksetError("blocks", shown, allowed, rule="not_homogeneous")
-    [head] = heads
-    return BlockDescriptorList(*head, tuple(each.block_idx for each in blocks))
+    [(worker_id, dp_rank, set_idx, mutability)] = heads
+    indices = tuple(each.block_idx for each in blocks)
+    return BlockDescriptorList(worker_id, set_idx, mutability, indices, dp_rank=dp_rank)
 
 
 def check_put(sources: BlockDescriptorList, targets: BlockDescriptorList) -> None:
@@ -253,10 +287,7 @@ def check_put(sources: BlockDescriptorList, targets: BlockDescriptorList) -> Non
     if len(distinct) < counts[1]:
         rule = "duplicate_destination_blocks"
         raise TransferError("targets", "one twice", "each block once", rule=rule)
-    is_same_set = (sources.worker_id, sources.block_set_idx) == (
-        targets.worker_id,
-        targets.block_set_idx,
-    )
+    is_same_set = (sources.rank, sources.block_set_idx) == (targets.rank, targets.block_set_idx)
     if is_same_set and not distinct.isdisjoint(sources.block_indices):
         both = min(distinct.intersection(sources.block_indices))
         reason = f"{both} is a source, too"
@@ -290,7 +321,8 @@ def _content(config: LayoutConfig) -> tuple[int, ...]:
     return (*sizes, config.dtype_width_bytes)
 
 
-def _is_readable(described: LayoutDescriptor) -> bool:
+def is_readable(described: LayoutDescriptor) -> bool:
+    """Return whether other workers can read the blocks: those in memory, not those of a file."""
     return described.nixl_metadata.mem_type in READABLE
 
 

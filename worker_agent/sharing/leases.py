@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
 
+from router.protocol.values import Rank
 from worker_agent.blocks.handles import Handle, ImmutableBlocks, MutableBlocks
 from worker_agent.sharing.blockset import BlockDescriptorList, described_blocks
 from worker_agent.sharing.errors import BlocksetError
@@ -34,10 +35,10 @@ class Leases:
     Invariant: the blocks of a lease are in use in their pool exactly while it is live or used.
     """
 
-    __slots__ = ("_leases", "_lock", "epoch", "worker_id")
+    __slots__ = ("_leases", "_lock", "epoch", "rank")
 
-    def __init__(self, worker_id: int, epoch: int) -> None:
-        self.worker_id = worker_id
+    def __init__(self, rank: Rank, epoch: int) -> None:
+        self.rank = rank
         self.epoch = epoch
         self._leases: dict[str, _Lease] = {}
         self._lock = RLock()
@@ -52,7 +53,7 @@ class Leases:
 
         `name`: an unguessable name; any holder of it may use the blocks. Raises BlocksetError.
         """
-        listed = described_blocks(handle, self.worker_id, set_idx, lease=name, epoch=self.epoch)
+        listed = described_blocks(handle, self.rank, set_idx, lease=name, epoch=self.epoch)
         with self._lock:
             self._leases[name] = _Lease(handle, set_idx, until_s)
         return listed
@@ -108,9 +109,9 @@ class Leases:
         return lease
 
     def _checked(self, listed: BlockDescriptorList, now_s: float, *, is_write: bool) -> _Lease:
-        if (listed.worker_id, listed.epoch) != (self.worker_id, self.epoch):
-            reason = f"worker {listed.worker_id}, epoch {listed.epoch}"
-            allowed = f"worker {self.worker_id}, epoch {self.epoch}"
+        if (listed.rank, listed.epoch) != (self.rank, self.epoch):
+            reason = f"worker {listed.rank}, epoch {listed.epoch}"
+            allowed = f"worker {self.rank}, epoch {self.epoch}"
             raise BlocksetError("epoch", reason, allowed, rule="other_epoch")
         lease = self._live(listed.lease)
         if now_s >= lease.until_s:

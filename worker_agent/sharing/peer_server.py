@@ -222,7 +222,7 @@ class PeerCounters(Struct):
 class PeerServer:
     """A server that accepts connections from construction to `close`."""
 
-    __slots__ = ("_clock", "_closed", "_dp_rank", "_guests", "_leases", "_listeners", "_sets",
+    __slots__ = ("_clock", "_closed", "_guests", "_leases", "_listeners", "_sets",
                  "_threads", "_timeout_s", "_tls", "_token", "addresses", "counters")  # fmt: skip
 
     def __init__(
@@ -231,7 +231,6 @@ class PeerServer:
         sets: Mapping[int, SharedSet],
         token: bytes,
         *,
-        dp_rank: int = 0,
         host: str | None = "127.0.0.1",
         port: int = 0,
         path: Path | None = None,
@@ -255,7 +254,6 @@ class PeerServer:
         self._clock = clock
         self._guests = Guests(max_connections, MAX_STRANGERS)
         self._closed = Event()
-        self._dp_rank = dp_rank
         self._listeners = [] if host is None else [tcp_listener(host, port)]
         if path is not None:
             self._listeners.append(local_listener(path))
@@ -343,7 +341,7 @@ class PeerServer:
 
     def _is_proven(self, line: Line) -> bool:
         nonce = os.urandom(NONCE_BYTES)
-        line.send(Challenge(self._leases.worker_id, nonce, dp_rank=self._dp_rank))
+        line.send(Challenge(self._leases.rank.worker_id, nonce, dp_rank=self._leases.rank.dp_rank))
         proof = line.receive(Proof)
         if proof.version != VERSION:
             return self._refuse(line, "version", f"{proof.version} (allowed: {VERSION})")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from router.protocol.values import Rank
 from router.runtime.security.http_access import ClientTls
 from worker_agent.blocks.handles import Handle, ImmutableBlocks, MutableBlocks
 from worker_agent.manager.config import CacheModel
@@ -23,6 +24,7 @@ from worker_agent.manager.tier_blocks import BlockSet
 from worker_agent.sharing.blockset import (
     BlockDescriptorList,
     BlocksetExport,
+    ImportedBlockset,
     ImportOutcome,
     RemoteBlocks,
     RemoteBlocksets,
@@ -102,10 +104,10 @@ class BlockSharing:
             for index, each in self._sets.items()
             if each.memory.physical is not None
         }
-        worker_id = manager.worker_id()
-        self._leases = Leases(worker_id, config.epoch)
-        self._remote = RemoteBlocksets(worker_id, model.fingerprint, model.layout(1, 1))
-        self._clients: dict[tuple[int, str], PeerClient] = {}
+        rank = Rank(manager.worker_id(), config.dp_rank)
+        self._leases = Leases(rank, config.epoch)
+        self._remote = RemoteBlocksets(rank, model.fingerprint, model.layout(1, 1))
+        self._clients: dict[tuple[Rank, str], PeerClient] = {}
         shared = {
             index: SharedSet(
                 each.blocks.pool, self._windows[index], each.memory.path, _proof_of(manager, each)
@@ -117,7 +119,6 @@ class BlockSharing:
             self._leases,
             shared,
             config.token,
-            dp_rank=config.dp_rank,
             host=config.host,
             port=config.port,
             path=config.path,
@@ -128,9 +129,9 @@ class BlockSharing:
         )
 
     @property
-    def worker_id(self) -> int:
-        """The id of our worker."""
-        return self._manager.worker_id()
+    def rank(self) -> Rank:
+        """Our rank."""
+        return self._leases.rank
 
     @property
     def counters(self) -> PeerCounters:
@@ -164,8 +165,11 @@ class BlockSharing:
 
     # ── Our exports ──────────────────────────────────────────────────────────────────────────────
 
-    def export_local_blockset(self) -> bytes:
-        """Return our sets, to be imported. Raises BlocksetError without registered layouts."""
+    def export_local_blockset(self, addresses: Sequence[str] | None = None) -> bytes:
+        """Return our sets, to be imported. Raises BlocksetError without registered layouts.
+
+        `addresses`: where others reach the block server; None: as it listens.
+        """
         layouts, sets = self._manager.layouts(), {}
         for index, each in self._sets.items():
             if each.handle is None:
@@ -179,7 +183,8 @@ class BlockSharing:
                 self._config.export_lease_s,
                 self._model.fingerprint,
                 sets,
-                self._server.addresses,
+                list(self._server.addresses if addresses is None else addresses),
+                self._config.dp_rank,
             )
         )
 
@@ -208,6 +213,19 @@ class BlockSharing:
     def import_remote_blockset(self, data: bytes) -> ImportOutcome:
         """Import another worker's export. Raises BlocksetError."""
         return self._remote.import_remote_blockset(data, self._clock())
+
+    def forget(self, rank: Rank) -> None:
+        """Drop a rank's export; repeated calls have no effect."""
+        self._remote.forget(rank)
+
+    @property
+    def imported(self) -> list[ImportedBlockset]:
+        """The imported exports."""
+        return self._remote.imported
+
+    def addresses_of(self, rank: Rank) -> Sequence[str]:
+        """Return where a rank serves its blocks; empty if it is not imported, or expired."""
+        return self._remote.addresses(rank, self._clock())
 
     def get_remote_blocks_mutable(self, data: bytes) -> RemoteBlocks:
         """Return blocks to write. Raises BlocksetError."""
@@ -267,15 +285,15 @@ class BlockSharing:
         raise BlocksetError("handle", "of another manager", "this one's", rule="unknown_set")
 
     def _described(self, handle: Handle) -> BlockDescriptorList:
-        return described_blocks(handle, self._manager.worker_id(), self._set_of(handle).index)
+        return described_blocks(handle, self._leases.rank, self._set_of(handle).index)
 
     def _client(self, remote: RemoteBlocks) -> PeerClient:
-        """Return the connection to a worker; one per worker, regardless of epochs."""
-        key = remote.listed.worker_id, _nearest(remote.addresses)
+        """Return the connection to a rank; one per rank, regardless of epochs."""
+        key = remote.listed.rank, _nearest(remote.addresses)
         for stale in [known for known in self._clients if known[0] == key[0] and known != key]:
             self._clients.pop(stale).close()
         if key not in self._clients:
-            self._clients[key] = self.client(key[0], [key[1]], self._config.timeout_s)
+            self._clients[key] = self.client(key[0].worker_id, [key[1]], self._config.timeout_s)
         return self._clients[key]
 
 

@@ -90,7 +90,7 @@ REPORT = LoadReport(
 WORKER = WorkerAnnouncement(
     worker_id=7, name="pod-7", endpoint="http://w7:8000", identity=IDENTITY, total_kv_blocks=100,
     max_num_batched_tokens=2048, data_parallel_size=2, incarnation=99,
-    block_addresses={0: ["tcp://w7:9"]},
+    block_addresses={0: ["tcp://w7:9"]}, blocksets={0: {"epoch": 99}},
 )  # fmt: skip
 BEACON = Beacon(3, 4)
 ROUTER = RouterAnnouncement(router_id=3, name="r", endpoint="http://r:8092", incarnation=4)
@@ -213,7 +213,7 @@ def test_worker_announcement_has_golden_bytes():
         b'"endpoint":"http://w7:8000","identity":["xxh3-64-1337",16,false],"total_kv_blocks":100,'
         b'"max_num_batched_tokens":2048,"data_parallel_start_rank":0,"data_parallel_size":2,'
         b'"role":"aggregated","incarnation":99,"agent_is_engine":true,"labels":{},'
-        b'"block_addresses":{"0":["tcp://w7:9"]}}'
+        b'"block_addresses":{"0":["tcp://w7:9"]},"blocksets":{"0":{"epoch":99}}}'
     )
     assert WORKER.ranks == (Rank(7, 0), Rank(7, 1))
 

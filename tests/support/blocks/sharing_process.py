@@ -90,7 +90,7 @@ class Commanded:
 
     def put(self, listed):
         with self.host.allocate(4) as sources:
-            self.bytes.fill(sources.block_ids, self.sharing.worker_id)
+            self.bytes.fill(sources.block_ids, self.sharing.rank.worker_id)
             targets = self.sharing.get_remote_blocks_mutable(listed)
             return " ".join(self.sharing.put(sources, targets))
 

@@ -3,6 +3,7 @@
 import sys
 from hashlib import sha256
 
+from router.protocol.values import Rank
 from worker_agent.blocks.eviction.simple import LruEviction
 from worker_agent.blocks.handles import Tier
 from worker_agent.blocks.names import BlockName
@@ -46,7 +47,7 @@ class Worker:
             for index, layout in self.layouts.items()
         }
         self.windows = {index: BlockWindow(layout) for index, layout in self.layouts.items()}
-        self.leases = Leases(worker_id, epoch)
+        self.leases = Leases(Rank(worker_id, server.pop("dp_rank", 0)), epoch)
         sets = {
             i: SharedSet(tier.pool, self.windows[i], proof=proof) for i, tier in self.tiers.items()
         }

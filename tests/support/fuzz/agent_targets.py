@@ -173,7 +173,7 @@ def _blockset_seeds():
 
 def _blocksets(data):
     """Another worker's blocks are imported, or refused without an effect."""
-    known = RemoteBlocksets(1, 7, CONFIG)
+    known = RemoteBlocksets(Rank(1, 0), 7, CONFIG)
     try:
         known.import_remote_blockset(data, 0.0)
     except BlocksetError:

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from router.protocol.values import Rank
 from worker_agent.blocks.eviction.simple import LruEviction
 from worker_agent.blocks.handles import Tier
 from worker_agent.blocks.names import BlockName
@@ -43,7 +44,7 @@ LISTED = BlockDescriptorList(1337, 1, MUTABLE, (3, 4), "secret", 5)
 
 
 def importer(*exports):
-    blocksets = RemoteBlocksets(1338, 77, CONFIG)
+    blocksets = RemoteBlocksets(Rank(1338, 0), 77, CONFIG)
     for export in exports:
         blocksets.import_remote_blockset(encode(export), 0.0)
     return blocksets
@@ -185,7 +186,7 @@ def rule_of(leases, listed, now_s=0.0, *, is_write=False):
 
 
 def test_a_lease_lets_use_its_blocks_until_it_ends(tier):
-    leases = Leases(1337, 5)
+    leases = Leases(Rank(1337, 0), 5)
     listed = leases.grant(tier.allocate(2), 1, "name", 10.0)
     assert (listed.mutability, listed.lease, listed.epoch) == (MUTABLE, "name", 5)
     assert rule_of(leases, listed, is_write=True) is None
@@ -208,13 +209,13 @@ def test_a_lease_lets_use_its_blocks_until_it_ends(tier):
     ],
 )
 def test_the_owner_decides_what_is_leased(tier, change, rule):
-    leases = Leases(1337, 5)
+    leases = Leases(Rank(1337, 0), 5)
     listed = leases.grant(tier.allocate(2), 1, "name", 10.0)
     assert rule_of(leases, replace(listed, **change), is_write=True) == rule
 
 
 def test_immutable_blocks_are_never_written(tier):
-    leases = Leases(1337, 5)
+    leases = Leases(Rank(1337, 0), 5)
     handle = tier.allocate(1).register([named(1)])
     listed = leases.grant(handle, 1, "name", 10.0)
     lying = replace(listed, mutability=MUTABLE)
@@ -223,7 +224,7 @@ def test_immutable_blocks_are_never_written(tier):
 
 
 def test_blocks_in_use_outlive_their_lease(tier):
-    leases = Leases(1337, 5)
+    leases = Leases(Rank(1337, 0), 5)
     listed = leases.grant(tier.allocate(2), 1, "name", 10.0)
     with leases.use(listed, 9.0, is_write=True), leases.use(listed, 9.0, is_write=False):
         with pytest.raises(BlocksetError, match="in use"):
@@ -235,7 +236,7 @@ def test_blocks_in_use_outlive_their_lease(tier):
 
 
 def test_written_blocks_return_to_their_owner(tier):
-    leases = Leases(1337, 5)
+    leases = Leases(Rank(1337, 0), 5)
     leases.grant(tier.allocate(1), 1, "name", 10.0)
     leases.take_back("name").register([named(1)]).release()
     assert tier.pool.matching([named(1).identity]) == 1
@@ -246,7 +247,7 @@ def test_only_held_blocks_are_described(tier):
     handle = tier.allocate(1)
     handle.release()
     with pytest.raises(BlocksetError) as released:
-        described_blocks(handle, 1, 0)
+        described_blocks(handle, Rank(1, 0), 0)
     with pytest.raises(BlocksetError) as empty:
-        described_blocks(tier.match([]), 1, 0)
+        described_blocks(tier.match([]), Rank(1, 0), 0)
     assert (released.value.rule, empty.value.rule) == ("invalid_block_handle", "empty_input")

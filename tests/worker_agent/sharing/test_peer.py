@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from router.protocol.values import Rank
 from router.runtime.security.http_access import ClientTls
 from support.fleets import peering
 from support.fleets.peering import DEVICE, FOREVER_S, HOST, Worker, content, identities
@@ -70,7 +71,7 @@ def granted(owner, index=HOST, count=4, until_s=FOREVER_S):
 
 def remote(owner, other, listed):
     """What the other worker makes of an export and a list."""
-    blocksets = RemoteBlocksets(other.worker_id, 77, peering.config_of(1))
+    blocksets = RemoteBlocksets(Rank(other.worker_id, 0), 77, peering.config_of(1))
     blocksets.import_remote_blockset(owner.export(), 0.0)
     return blocksets.get_remote_blocks_mutable(encode(listed), 0.0)
 
@@ -82,7 +83,7 @@ def test_blocks_are_put_and_got_byte_for_byte(owner, other, client, ours, theirs
     sources = other.tiers[ours].allocate(4)
     other.write(ours, sources.block_ids, range(4))
     targets = remote(owner, other, granted(owner, theirs)).listed
-    check_put(described_blocks(sources, other.worker_id, ours), targets)
+    check_put(described_blocks(sources, Rank(other.worker_id, 0), ours), targets)
     blocks = other.windows[ours].outgoing(sources.block_ids)
     assert client.put(blocks, targets) == [DONE] * 4
     assert owner.read(theirs, targets.block_indices) == [content(n) for n in range(4)]
@@ -373,7 +374,7 @@ class Process:
 def test_two_processes_and_one_killed_in_the_middle(other):
     """Large blocks, so that the middle lasts: what had come is right, the rest has failed."""
     with Process(inner_dim=1 << 17) as peer, Worker(1338, inner_dim=1 << 17) as here:
-        blocksets = RemoteBlocksets(1338, 77, peering.config_of(1, 1 << 17))
+        blocksets = RemoteBlocksets(Rank(1338, 0), 77, peering.config_of(1, 1 << 17))
         blocksets.import_remote_blockset(peer.export, 0.0)
         targets = blocksets.get_remote_blocks_mutable(peer.listed, 0.0)
         client = peering.PeerClient(targets.addresses[0], 1337, peering.TOKEN, timeout_s=30.0)
