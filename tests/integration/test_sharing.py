@@ -98,19 +98,47 @@ async def test_request_pinned_elsewhere_pulls_its_blocks(sharing, tmp_path, is_o
     await eventually(is_known)
 
 
-async def test_prefill_response_names_the_holder_for_the_decode_worker(sharing):
-    """In vLLM's words: what the one answers is what the other is sent."""
+HAND_OVER = {"kv_transfer_params": {"do_remote_decode": True}, "max_tokens": 1}
+
+
+async def test_prefill_keeps_the_blocks_for_the_decode_worker(sharing):
+    """In vLLM's words: the one's answer is the other's request, whatever is evicted meanwhile."""
     fleet = await sharing()
-    asked = {"kv_transfer_params": {"do_remote_decode": True}, "max_tokens": 1}
-    first = await fleet.complete(1, 0, prompt(0), **asked)
+    first = await fleet.complete(1, 0, prompt(0), **HAND_OVER)
     said = first["kv_transfer_params"]
     assert (said["do_remote_prefill"], said["do_remote_decode"]) == (True, False)
     assert said["source"] == {"worker_id": 1, "dp_rank": 0, "blocks": 18, "tier": "device"}
+    assert len(said["leased"]["block_indices"]) == 18
+    assert await counted(fleet, 1, "leased_blocks") == 18
+    for number in range(1, 7):
+        await fleet.complete(1, 0, prompt(number))
     answer = await fleet.complete(2, 0, prompt(0), kv_transfer_params=said)
     assert (tokens(answer)[0], cached(answer)) == (tokens(first)[0], CACHED_TOKENS)
     assert "kv_transfer_params" not in answer
+    assert await counted(fleet, 1, "leased_gets_total") == 2
+    assert await counted(fleet, 1, "leases_ended_total") == 1
+    assert await counted(fleet, 1, "leased_blocks") == 0
     right = await fleet.complete(1, 0, prompt(0))
     assert tokens(answer) == tokens(right)
+
+    # A lease is of the blocks of its prompt: for another prompt they are not used.
+    said = (await fleet.complete(1, 0, prompt(7), **HAND_OVER))["kv_transfer_params"]
+    answer = await fleet.complete(2, 0, prompt(8), kv_transfer_params=said)
+    assert (cached(answer), tokens(answer)) == (0, tokens(await fleet.complete(1, 0, prompt(8))))
+
+
+async def test_blocks_are_free_again_if_no_decode_worker_takes_them(sharing):
+    fleet = await sharing(workers=1, settings={"share_lease_s": 1.0})
+    for number in range(3):
+        await fleet.complete(1, 0, prompt(number), **HAND_OVER)
+    assert await counted(fleet, 1, "leases_granted_total") == 1  # half of the blocks at most
+    assert await counted(fleet, 1, "leases_refused_total") == 2
+
+    async def is_free():
+        return await counted(fleet, 1, "leased_blocks") == 0
+
+    await eventually(is_free)
+    assert await counted(fleet, 1, "leases_expired_total") == 1
 
 
 async def test_shared_memory_is_read_where_it_lies(sharing, tmp_path):

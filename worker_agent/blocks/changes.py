@@ -1,11 +1,10 @@
 """Changes of block names, in one tier and in all tiers, and other ranks that have a prefix."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from msgspec import Struct
 
-from router.protocol.values import Rank
 from worker_agent.blocks.names import BlockName
 
 
@@ -70,14 +69,3 @@ class MergedTiers:
             return []
         del self._held[name.identity]
         return [BlockRemoved(name)]
-
-
-class PeerSource(Struct, frozen=True):
-    """A rank of another worker, or of this one, that has the first `blocks` of a prompt.
-
-    `addresses`: where it serves them, `tcp://host:port` or, on its host, `unix:///path`.
-    """
-
-    rank: Rank
-    addresses: Sequence[str]
-    blocks: int

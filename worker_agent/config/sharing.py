@@ -83,6 +83,14 @@ class SharingSettings(Struct, frozen=True, kw_only=True):
             "timeout of a response to another worker; its connection is then closed", gt=0, le=600
         ),
     ] = 30.0
+    share_lease_s: Annotated[
+        float,
+        about(
+            "time that a prompt's blocks are kept for the worker that decodes; 0: not kept",
+            ge=0,
+            le=600,
+        ),
+    ] = 10.0
 
 
 def _only_shared(key: str) -> ConflictRule:

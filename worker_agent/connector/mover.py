@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from worker_agent.blocks.changes import PeerSource
+from worker_agent.blocks.descriptors import PeerSource
 from worker_agent.blocks.names import BlockName
 from worker_agent.connector.device_memory import DeviceMemory
 from worker_agent.connector.slots.protocol import Completion, Operation

@@ -124,6 +124,8 @@ class WorkerAgent:
                 running = [group.create_task(r.run(executor)) for r in self._runners]
                 running.append(group.create_task(edge.run()))
                 running.append(group.create_task(self._advise()))
+                if self._sharing is not None:
+                    running.append(group.create_task(self._sharing.expire()))
                 on_bus = group.create_task(presence.run())
                 worker = config.worker
                 log.info("worker %d (%s) listens on %s", worker.id, worker.name, endpoint)
@@ -184,8 +186,9 @@ class WorkerAgent:
         if not self._config.sharing.share:
             return None
         model = cache_model(self._config.engine)
+        naming = Naming(self._secret, f"{model.fingerprint:016x}")
         sharing = AgentSharing(
-            self._config, self._incarnation, self._managers, model, self._edge.tls
+            self._config, self._incarnation, self._managers, model, self._edge.tls, naming
         )
         undo.callback(sharing.close)
         return sharing

@@ -8,10 +8,11 @@ import time
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, to_builtins
 
 from router.errors import InvalidFieldError
 from router.protocol.replies import BlockSource
+from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.reference.engine.batching import GenerationRequest
 from worker_agent.reference.engine.engine import Generated
 from worker_agent.reference.engine.model import VOCABULARY
@@ -30,10 +31,12 @@ class KvTransferParams(Struct, frozen=True):
 
     `source`: of a decision. `priority`: of the prompt's blocks in the lower tiers, where the
     highest are stored first and kept longest. `do_remote_decode`: True if another worker decodes,
-    and the response must contain the source of the prompt's blocks.
+    and the response must contain the source of the prompt's blocks. `leased`: the source's first
+    blocks, which it keeps for this request.
     """
 
     source: BlockSource | None = None
+    leased: BlockDescriptorList | None = None
     priority: Annotated[int, Meta(ge=0, le=100)] = 0
     do_remote_decode: bool = False
 
@@ -88,16 +91,21 @@ def checked(
     )
 
 
-def handed_over(source: BlockSource) -> dict[str, object]:
-    """Return the response fields that let another worker load the blocks from here."""
-    return {"do_remote_prefill": True, "do_remote_decode": False, "source": source}
+class HandOver(Struct, frozen=True, omit_defaults=True):
+    """The response fields that let another worker load the prompt's blocks from here."""
+
+    source: BlockSource
+    leased: BlockDescriptorList | None = None
+
+
+def handed_over(hand_over: HandOver) -> dict[str, object]:
+    """Return the response's KV transfer parameters, which are sent to the other worker."""
+    fields = to_builtins(hand_over)
+    return {"do_remote_prefill": True, "do_remote_decode": False, **fields}
 
 
 class AgentResponse:
-    """A response in progress: its text so far, and its bodies.
-
-    `source`: of the prompt's blocks, if the caller requested it.
-    """
+    """A response in progress: its text so far, and its bodies."""
 
     def __init__(
         self,
@@ -106,10 +114,8 @@ class AgentResponse:
         model: str,
         *,
         is_chat: bool = False,
-        source: BlockSource | None = None,
     ) -> None:
         self._is_chat = is_chat
-        self._source = source
         self._body = body
         self._model = model
         self._id = f"{'chatcmpl' if is_chat else 'cmpl'}-{request.request_id}"
@@ -129,11 +135,14 @@ class AgentResponse:
         finish_reason = "length" if generated.is_last else None
         return _event(self._body_of(text, [generated.token], finish_reason))
 
-    def whole(self) -> bytes:
-        """Return the response of a request without streaming."""
+    def whole(self, hand_over: HandOver | None = None) -> bytes:
+        """Return the response of a request without streaming.
+
+        `hand_over`: of the prompt's blocks, if the caller requested it.
+        """
         body = self._body_of("".join(self._text), self._tokens, "length")
-        if self._source is not None:
-            body["kv_transfer_params"] = handed_over(self._source)
+        if hand_over is not None:
+            body["kv_transfer_params"] = handed_over(hand_over)
         return msgspec.json.encode({**body, "usage": self._usage()})
 
     def end(self) -> bytes:

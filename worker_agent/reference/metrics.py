@@ -29,6 +29,14 @@ _SHARING: Rows = {
     "connections": gauge("Other workers connected"),
     "strangers": gauge("Connections that have not proven yet to be another worker's"),
     "connections_max": gauge("Limit of connected workers", "max_connections"),
+    "leases": gauge("Leases of blocks to other workers"),
+    "leased_blocks": gauge("Blocks of those leases, together"),
+    "leases_granted": counter("Leases granted", "lease_counters.granted"),
+    "leases_refused": counter("Leases not granted beyond the limit", "lease_counters.refused"),
+    "leases_ended": counter("Leases ended because their blocks were read", "lease_counters.ended"),
+    "leases_expired": counter("Leases that expired", "lease_counters.expired"),
+    "leased_gets": counter("Requests for leased blocks served", "counters."),
+    "puts": counter("Requests to write leased blocks served", "counters."),
     "blocksets_imported": gauge("Blocksets of other workers imported", lambda s: len(s.imported)),
 }
 _PEERS: Rows = {

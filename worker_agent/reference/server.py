@@ -1,9 +1,11 @@
 """The agent's HTTP server: the engine's OpenAI interface, and the operators' routes."""
 
+import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -18,7 +20,7 @@ from router.protocol.replies import BlockSource
 from router.protocol.values import Rank
 from router.runtime.process.json_bodies import decode_body, read_body
 from router.runtime.security.guarded import caller_of
-from worker_agent.blocks.changes import PeerSource
+from worker_agent.blocks.descriptors import PeerSource
 from worker_agent.config.reference import EngineSettings
 from worker_agent.manager.control import TierControl
 from worker_agent.operations.http import TierRoutes
@@ -30,7 +32,8 @@ from worker_agent.process.http import (
     metrics_response,
 )
 from worker_agent.reference.chat import ChatRequest, TokenizeRequest
-from worker_agent.reference.completions import AgentResponse, CompletionRequest, checked
+from worker_agent.reference.completions import AgentResponse, CompletionRequest, HandOver, checked
+from worker_agent.reference.engine.batching import GenerationRequest, block_names
 from worker_agent.reference.engine.engine import Generated
 from worker_agent.reference.metrics import agent_metrics
 from worker_agent.reference.runner import RankRunner
@@ -118,14 +121,14 @@ class EngineServer:
         source = await self._source(body, runner.rank)
         if source is not None:
             generation = replace(generation, source=source)
-        ours = self._own_source(body, runner.rank, len(generation.prompt))
-        answer = AgentResponse(
-            body, generation, self._config.model_name, is_chat=is_chat, source=ours
-        )
+        answer = AgentResponse(body, generation, self._config.model_name, is_chat=is_chat)
         tokens = runner.generate(generation)
         if body.stream:
             return StreamingResponse(_stream(answer, tokens), media_type="text/event-stream")
-        return await _whole(request, answer, tokens)
+        if not await _is_generated(request, answer, tokens):
+            return Response(status_code=499)
+        hand_over = await self._handed_over(body, runner.rank, generation)
+        return Response(answer.whole(hand_over), media_type="application/json")
 
     async def models(self, _: Request) -> Response:
         """Respond with the one model served."""
@@ -163,17 +166,19 @@ class EngineServer:
         params = body.kv_transfer_params
         if params is None or params.source is None or self._sharing is None:
             return None
-        return await self._sharing.source(params.source, rank)
+        return await self._sharing.source(params.source, rank, params.leased)
 
-    def _own_source(
-        self, body: CompletionRequest, rank: Rank, prompt_tokens: int
-    ) -> BlockSource | None:
-        """Return the source of the prompt's blocks for the worker that decodes, or None."""
+    async def _handed_over(
+        self, body: CompletionRequest, rank: Rank, request: GenerationRequest
+    ) -> HandOver | None:
+        """Return what the worker that decodes needs of the computed prompt, or None."""
         params = body.kv_transfer_params
         if params is None or not params.do_remote_decode or self._sharing is None:
             return None
-        blocks = prompt_tokens // self._config.block_size
-        return BlockSource(rank.worker_id, rank.dp_rank, blocks, "device")
+        blocks = len(request.prompt) // self._config.block_size
+        source = BlockSource(rank.worker_id, rank.dp_rank, blocks, "device")
+        names = partial(block_names, request, self._config.block_size, self._sharing.naming)
+        return HandOver(source, await asyncio.to_thread(self._sharing.leased, rank, names))
 
     def _runner(self, header: str | None) -> RankRunner:
         """Return the rank in the header, or the one with the fewest requests."""
@@ -199,10 +204,11 @@ async def _stream(answer: AgentResponse, tokens: Tokens) -> AsyncGenerator[bytes
     yield answer.end()
 
 
-async def _whole(request: Request, answer: AgentResponse, tokens: Tokens) -> Response:
+async def _is_generated(request: Request, answer: AgentResponse, tokens: Tokens) -> bool:
+    """Add all tokens; return False once the caller is gone."""
     async with aclosing(tokens):
         async for generated in tokens:
             answer.add(generated)
             if await request.is_disconnected():
-                return Response(status_code=499)
-    return Response(answer.whole(), media_type="application/json")
+                return False
+    return True

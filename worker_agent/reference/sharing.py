@@ -5,9 +5,11 @@ announcements ─▶ PeerBlocksets: imports;  a request's source ─▶ its impo
 PeerSource ─▶ the rank's stack, which queries a PeerTier
 """
 
+import asyncio
+import logging
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +22,24 @@ from router.protocol.values import Rank
 from router.runtime.http_server.server import ANY_ADDRESS
 from router.runtime.security.config import BlockKeyConfig
 from router.runtime.security.http_access import ClientTls
-from worker_agent.blocks.changes import PeerSource
+from worker_agent.blocks.descriptors import BlockDescriptorList, PeerSource
+from worker_agent.blocks.names import BlockName, Naming
 from worker_agent.config.reference import ReferenceConfig
 from worker_agent.manager.config import CacheModel
 from worker_agent.manager.manager import KvBlockManager
 from worker_agent.manager.settings import derived_secret
 from worker_agent.process.announced import AnnouncedWorkers
-from worker_agent.sharing.blockset import BlocksetExport, decode, is_readable
-from worker_agent.sharing.errors import PeerError
+from worker_agent.sharing.blockset import BlocksetExport, decode, encode, is_readable
+from worker_agent.sharing.errors import BlocksetError, PeerError
 from worker_agent.sharing.peer_blocksets import PeerBlocksets, RefusedBlockset
 from worker_agent.sharing.peer_tier import PeerTier
 from worker_agent.sharing.sharing import BlockSharing, SharingConfig
 from worker_agent.storage.mapped_file import kept_path
-from worker_agent.transfer.block_tier import BlockGiver
+
+log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
+EXPIRE_EVERY_S = 0.5
 MAX_EXPORT_BYTES = 512 * 1024
 """Limit of an agent's announced blocksets."""
 
@@ -77,11 +82,16 @@ class AgentSharing:
         managers: Mapping[Rank, KvBlockManager],
         model: CacheModel,
         tls: ssl.SSLContext | None,
+        naming: Naming,
     ) -> None:
         """Start the servers. Raises ConfigError if one cannot listen, after closing the others.
 
-        `epoch`: of this process. `tls`: the server's context; None without TLS.
+        `epoch`: of this process. `tls`: the server's context; None without TLS. `naming`: of the
+        engine's blocks.
         """
+        self.naming = naming
+        self._managers = managers
+        self._lease_s = config.sharing.share_lease_s
         self.ranks: dict[Rank, BlockSharing] = {}
         announced = AnnouncedWorkers(config.engine.model_name, config.identity)
         self.peers = PeerBlocksets(announced, self.ranks)
@@ -130,11 +140,46 @@ class AgentSharing:
         }
         return SharingReport([_report(each) for each in exports], imported, self.peers.refused)
 
-    async def source(self, hint: BlockSource, rank: Rank) -> PeerSource | None:
-        """Return the source of a request's blocks; None if it is this rank or unreachable."""
+    async def source(
+        self, hint: BlockSource, rank: Rank, listed: BlockDescriptorList | None = None
+    ) -> PeerSource | None:
+        """Return the source of a request's blocks; None if it is this rank or unreachable.
+
+        `listed`: its blocks under a lease; without a usable one they are read by name.
+        """
         source = Rank(hint.worker_id, hint.dp_rank)
         addresses = () if source == rank else await self.peers.find(source, rank)
-        return PeerSource(source, addresses, hint.blocks) if addresses else None
+        if not addresses:
+            return None
+        leased = None
+        if listed is not None and listed.rank == source:
+            try:
+                leased = self.ranks[rank].get_remote_blocks_immutable(encode(listed)).listed
+            except BlocksetError as error:
+                log.info("lease of worker %s not used: %s", source, error)
+        return PeerSource(source, addresses, hint.blocks, leased)
+
+    def leased(
+        self, rank: Rank, names: Callable[[], Sequence[BlockName]]
+    ) -> BlockDescriptorList | None:
+        """Lease the leading blocks of a prompt on a rank's device; None if it is not possible."""
+        device = self._managers[rank].device()
+        if device is None or not self._lease_s:
+            return None
+        blocks = device.match([name.identity for name in names()])
+        try:
+            return self.ranks[rank].lease(blocks, self._lease_s)
+        except BlocksetError as error:
+            log.info("blocks of worker %s not leased: %s", rank, error)
+            blocks.release()
+            return None
+
+    async def expire(self) -> None:
+        """End leases that expired, until cancelled."""
+        while True:
+            await asyncio.sleep(EXPIRE_EVERY_S)
+            for sharing in self.ranks.values():
+                sharing.tick()
 
     def _exports(self) -> dict[int, bytes]:
         addresses = self.addresses
@@ -156,7 +201,7 @@ class _Connecting:
         self._sharing = sharing
         self._timeout_s = timeout_s
 
-    def to(self, rank: Rank, addresses: Sequence[str]) -> BlockGiver:
+    def to(self, rank: Rank, addresses: Sequence[str]) -> PeerTier:
         """Return a client for the blocks of another rank."""
         client = self._sharing.client(rank.worker_id, addresses, self._timeout_s)
         return PeerTier(f"worker {rank}", client)
@@ -188,6 +233,7 @@ def _sharing_config(config: ReferenceConfig, epoch: int, index: int, rank: Rank)
         path=path,
         timeout_s=settings.share_timeout_s,
         max_connections=settings.share_max_connections,
+        max_leased_blocks=config.engine.num_blocks // 2,
     )
 
 

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from router.errors import KvRouterError
 from router.protocol.values import UNREADABLE, Rank
+from worker_agent.blocks.descriptors import BlockDescriptor, BlockDescriptorList, Mutability
 from worker_agent.blocks.handles import Handle, MutableBlocks
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.descriptor import LayoutDescriptor
@@ -29,51 +30,6 @@ READABLE = frozenset({"DRAM", "VRAM"})
 MAX_BYTES = 1 << 20
 MAX_IMPORTED = 4096
 """Limit of imported blocksets; beyond it, others are refused."""
-
-
-class Mutability(StrEnum):
-    """The operations on a block that other workers may perform."""
-
-    MUTABLE = "mutable"
-    """Write and read."""
-    IMMUTABLE = "immutable"
-    """Read only."""
-
-
-class BlockDescriptor(Struct, frozen=True):
-    """One block of a worker."""
-
-    worker_id: int
-    block_set_idx: int
-    block_idx: int
-    mutability: Mutability
-    dp_rank: int = 0
-
-
-class BlockDescriptorList(Struct, frozen=True):
-    """Blocks of one set of a worker, all of the same mutability.
-
-    `lease`, `epoch`: the lease that allows others to use them; empty for own blocks.
-    """
-
-    worker_id: int
-    block_set_idx: int
-    mutability: Mutability
-    block_indices: tuple[int, ...]
-    lease: str = ""
-    epoch: int = 0
-    dp_rank: int = 0
-
-    @property
-    def rank(self) -> Rank:
-        """The rank whose blocks they are."""
-        return Rank(self.worker_id, self.dp_rank)
-
-    def blocks(self) -> list[BlockDescriptor]:
-        """Return the blocks one by one."""
-        head = self.worker_id, self.block_set_idx
-        tail = self.mutability, self.dp_rank
-        return [BlockDescriptor(*head, index, *tail) for index in self.block_indices]
 
 
 class BlocksetExport(Struct, frozen=True):

@@ -10,9 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
 
+from msgspec import Struct
+
 from router.protocol.values import Rank
+from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.blocks.handles import Handle, ImmutableBlocks, MutableBlocks
-from worker_agent.sharing.blockset import BlockDescriptorList, described_blocks
+from worker_agent.sharing.blockset import described_blocks
 from worker_agent.sharing.errors import BlocksetError
 
 
@@ -29,16 +32,33 @@ class _Lease:
         self.has_ended = False
 
 
+MAX_LEASED_BLOCKS = 1 << 20
+
+
+class LeaseCounters(Struct):
+    """Counters of leases since the start."""
+
+    granted: int = 0
+    refused: int = 0
+    """Beyond the limit of leased blocks."""
+    ended: int = 0
+    """Ended by the owner, or by the recipient, which had read the blocks."""
+    expired: int = 0
+
+
 class Leases:
     """The leases of one process of a worker; each call is O(blocks of a lease).
 
     Invariant: the blocks of a lease are in use in their pool exactly while it is live or used.
     """
 
-    __slots__ = ("_leases", "_lock", "epoch", "rank")
+    __slots__ = ("_leases", "_lock", "_max_blocks", "counters", "epoch", "rank")
 
-    def __init__(self, rank: Rank, epoch: int) -> None:
+    def __init__(self, rank: Rank, epoch: int, max_blocks: int = MAX_LEASED_BLOCKS) -> None:
+        """Set up an empty collection, for at most `max_blocks` of each set at a time."""
         self.rank = rank
+        self.counters = LeaseCounters()
+        self._max_blocks = max_blocks
         self.epoch = epoch
         self._leases: dict[str, _Lease] = {}
         self._lock = RLock()
@@ -51,12 +71,25 @@ class Leases:
     ) -> BlockDescriptorList:
         """Grant use of these blocks until `until_s`; the lease takes over the handle.
 
-        `name`: an unguessable name; any holder of it may use the blocks. Raises BlocksetError.
+        `name`: an unguessable name; any holder of it may use the blocks. Raises BlocksetError, and
+        then leaves the handle with the caller.
         """
         listed = described_blocks(handle, self.rank, set_idx, lease=name, epoch=self.epoch)
         with self._lock:
+            total = self.leased_blocks(set_idx) + len(handle)
+            if total > self._max_blocks:
+                self.counters.refused += 1
+                allowed = f"{self._max_blocks} of a set at a time"
+                raise BlocksetError("handle", f"{total} blocks leased", allowed, rule="too_many")
             self._leases[name] = _Lease(handle, set_idx, until_s)
+            self.counters.granted += 1
         return listed
+
+    def leased_blocks(self, set_idx: int | None = None) -> int:
+        """Return the number of leased blocks, of one set or of all; shared ones count each time."""
+        with self._lock:
+            leases = self._leases.values()
+            return sum(len(e.handle) for e in leases if set_idx in (None, e.set_idx))
 
     @contextmanager
     def use(
@@ -83,7 +116,19 @@ class Leases:
             if lease.users:
                 raise BlocksetError("lease", "in use", "an unused lease", rule="lease_in_use")
             del self._leases[name]
+            self.counters.ended += 1
             return lease.handle
+
+    def end(self, name: str) -> None:
+        """End a lease of blocks to read, because its recipient has them; release them.
+
+        Without effect for one that has ended, and for blocks to write: their owner takes them back.
+        """
+        with self._lock:
+            lease = self._leases.get(name)
+            if lease is not None and isinstance(lease.handle, ImmutableBlocks):
+                self.revoke(name)
+                self.counters.ended += 1
 
     def revoke(self, name: str) -> None:
         """End a lease, and release its blocks; repeated calls have no effect."""
@@ -93,12 +138,19 @@ class Leases:
                 lease.has_ended = True
                 self._release(lease)
 
+    def close(self) -> None:
+        """End all leases."""
+        with self._lock:
+            for name in list(self._leases):
+                self.revoke(name)
+
     def expire(self, now_s: float) -> int:
         """End expired leases; return their number."""
         with self._lock:
             over = [name for name, lease in self._leases.items() if now_s >= lease.until_s]
             for name in over:
                 self.revoke(name)
+            self.counters.expired += len(over)
             return len(over)
 
     def _live(self, name: str) -> _Lease:

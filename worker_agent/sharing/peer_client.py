@@ -12,13 +12,14 @@ from xxhash import xxh3_64_intdigest
 
 from router.protocol.values import Rank
 from router.runtime.security.http_access import ClientTls
-from worker_agent.sharing.blockset import BlockDescriptorList
+from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.sharing.errors import BlocksetError, PeerError
 from worker_agent.sharing.peer_wire import (
     CLIENT,
     NONCE_BYTES,
     SERVER,
     Challenge,
+    End,
     Find,
     Found,
     Get,
@@ -125,14 +126,27 @@ class PeerClient:
         self._is_local = address.startswith("unix://")
         self._memory = MappedMemory()
 
-    def get(self, listed: BlockDescriptorList, room: Incoming) -> list[BlockResult]:
+    def get(
+        self, listed: BlockDescriptorList, room: Incoming, identities: Sequence[bytes] = ()
+    ) -> list[BlockResult]:
         """Copy blocks under a lease into `room` and return their outcomes.
 
-        Raises BlocksetError if the owner refuses the request. It raises nothing else: after a
-        connection failure the blocks have the outcome FAILED.
+        `identities`: the content expected in them; empty: any. Raises BlocksetError if the owner
+        refuses the request. It raises nothing else: after a connection failure the blocks have the
+        outcome FAILED.
         """
         count = len(listed.block_indices)
-        return self._received(Get(listed, self._is_local), count, room, is_leased=True)
+        request = Get(listed, self._is_local, list(identities))
+        return self._received(request, count, room, is_leased=True)
+
+    def end(self, listed: BlockDescriptorList) -> None:
+        """End the lease of blocks that were read; without a connection it ends by itself."""
+        try:
+            line = self._ready()
+            line.send(End(listed.lease))
+            line.receive(Released)
+        except PeerError:
+            self.close()
 
     def get_named(self, identities: Sequence[bytes], room: Incoming) -> list[BlockResult]:
         """Copy blocks by their identities into `room`; errors are those of `get`."""

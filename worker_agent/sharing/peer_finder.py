@@ -17,7 +17,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from router.protocol.values import Rank
-from worker_agent.blocks.changes import PeerSource
+from worker_agent.blocks.descriptors import PeerSource
 from worker_agent.sharing.errors import BlocksetError
 from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.sharing.peer_tier import Pause

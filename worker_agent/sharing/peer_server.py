@@ -18,9 +18,9 @@ from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
 from router.runtime.own_files import open_own
+from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.blocks.pool import BlockPool
 from worker_agent.sharing.accepting import Guests, accept_until, hang_up
-from worker_agent.sharing.blockset import BlockDescriptorList
 from worker_agent.sharing.errors import BlocksetError, PeerError
 from worker_agent.sharing.leases import Leases
 from worker_agent.sharing.peer_wire import (
@@ -29,6 +29,7 @@ from worker_agent.sharing.peer_wire import (
     SERVER,
     VERSION,
     Challenge,
+    End,
     Find,
     Found,
     Get,
@@ -179,6 +180,21 @@ def _checksum(giving: Serving, place: int) -> int:
     return xxh3_64_intdigest(view)
 
 
+def _proofs(
+    shared: SharedSet, blocks: Sequence[int], identities: Sequence[bytes]
+) -> list[int | None]:
+    """Return the checksums of leased blocks, as far as their identities are given.
+
+    Raises BlocksetError if they have other content.
+    """
+    if not identities:
+        return [None] * len(blocks)
+    if shared.pool.scan(identities) != list(blocks):
+        allowed = "those of the leased blocks, in their order"
+        raise BlocksetError("identities", "of other blocks", allowed, rule="other_blocks")
+    return [shared.proof(block, each) for block, each in zip(blocks, identities, strict=True)]
+
+
 def _hand_over(line: Line, shared: SharedSet) -> None:
     assert shared.path is not None
     try:
@@ -205,6 +221,9 @@ IDLE_S = 600.0
 class PeerCounters(Struct):
     """Counters of blocks exchanged with other workers since the start."""
 
+    leased_gets: int = 0
+    """Requests for blocks under a lease that were served."""
+    puts: int = 0
     sent_blocks: int = 0
     mapped_blocks: int = 0
     """Those of the sent blocks that the peer read from shared memory."""
@@ -380,6 +399,9 @@ class PeerServer:
                     self._take(line, request)
                 case Find():
                     self._find(line, request)
+                case End():
+                    self._leases.end(request.lease)
+                    line.send(Released())
         except BlocksetError as error:
             self._refuse(line, error.rule, str(error))
         return True
@@ -387,9 +409,11 @@ class PeerServer:
     def _give_leased(self, line: Line, request: Get, handed_over: set[int]) -> None:
         listed, now_s = request.listed, self._clock()
         with self._leases.use(listed, now_s, is_write=False) as blocks:
-            unproven = [None] * len(blocks)
-            giving = Serving(listed.block_set_idx, self._shared(listed), blocks, [], unproven)
+            shared = self._shared(listed)
+            proofs = _proofs(shared, blocks, request.identities)
+            giving = Serving(listed.block_set_idx, shared, blocks, [], proofs)
             self._give(line, giving, handed_over if request.may_map else None)
+            self.counters.leased_gets += 1
         line.send(Released())  # As for `Written`: the owner may take the lease back at once.
 
     def _find(self, line: Line, request: Find) -> None:
@@ -433,6 +457,7 @@ class PeerServer:
             right = [line.receive_block(view) for view in incoming.views]
             corrupt = [place for place, is_right in enumerate(right) if not is_right]
             incoming.landed([place for place, is_right in enumerate(right) if is_right])
+            self.counters.puts += 1
             self.counters.received_blocks += len(blocks) - len(corrupt)
             self.counters.corrupt_blocks += len(corrupt)
         # The lease is unused when the peer knows: its owner may take it back at once.

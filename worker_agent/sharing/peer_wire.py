@@ -4,13 +4,14 @@ Messages between two workers that exchange blocks over a socket.
 
 server  Challenge ─▶                    ◀─ Proof        client
         Welcome (its proof), or Refused ─▶
-                                        ◀─ Get, GetNamed, Put, or Find
+                                        ◀─ Get, GetNamed, Put, Find, or End
         Sent, then blocks ─▶  (Get)
         or Mapped, a file ─▶            ◀─ Taken        (Get on one host: shared memory)
         Released ─▶                                     (Get under a lease: it is unused again)
         Go ─▶                           ◀─ blocks       (Put)
         Written ─▶
         Found ─▶                                        (Find)
+        Released ─▶                                     (End)
 
 A message is its length (u32, little-endian) and msgpack. A block is its bytes and their XXH3 (u64),
 sent from and received into its memory directly. Both sides know the number and size of blocks from
@@ -44,7 +45,7 @@ from msgspec import Struct
 from xxhash import xxh3_64
 
 from router.protocol.values import UNREADABLE
-from worker_agent.sharing.blockset import BlockDescriptorList
+from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.sharing.errors import PeerError
 
 
@@ -83,8 +84,9 @@ def address_of(listener: socket.socket) -> str:
     return f"tcp://{host}:{name[1]}"
 
 
-VERSION = 3
-"""2: messages and blocks after the greeting have tags. 3: `Released` ends a `Get`; `Find`."""
+VERSION = 4
+"""2: messages and blocks after the greeting have tags. 3: `Released` ends a `Get`; `Find`.
+4: `Get` names what it expects; `End`."""
 
 
 class Challenge(Struct, frozen=True, tag=True):
@@ -118,10 +120,15 @@ class PeerRefused(Struct, frozen=True, tag=True):
 
 
 class Get(Struct, frozen=True, tag=True):
-    """A request for blocks under a lease. `may_map`: a client on this host that can map memory."""
+    """A request for blocks under a lease.
+
+    `may_map`: a client on this host that can map memory. `identities`: the content that the client
+    expects in the blocks; refused if it is another. Empty: any.
+    """
 
     listed: BlockDescriptorList
     may_map: bool = False
+    identities: list[bytes] = []
 
 
 class GetNamed(Struct, frozen=True, tag=True):
@@ -177,6 +184,12 @@ class Find(Struct, frozen=True, tag=True):
     identities: list[bytes]
 
 
+class End(Struct, frozen=True, tag=True):
+    """The end of a lease whose blocks the client has read: the owner need not keep them."""
+
+    lease: str
+
+
 class Found(Struct, frozen=True, tag=True):
     """The places in a `Find` of the blocks that are there; each may be gone a moment later."""
 
@@ -195,7 +208,7 @@ class Written(Struct, frozen=True, tag=True):
     corrupt: list[int]
 
 
-Request = Get | GetNamed | Put | Find
+Request = Get | GetNamed | Put | Find | End
 
 
 MAX_MESSAGE_BYTES = 1 << 20

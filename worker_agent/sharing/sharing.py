@@ -17,12 +17,12 @@ from msgspec import Struct
 
 from router.protocol.values import Rank
 from router.runtime.security.http_access import ClientTls
+from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.blocks.handles import Handle, ImmutableBlocks, MutableBlocks
 from worker_agent.manager.config import CacheModel
 from worker_agent.manager.manager import KvBlockManager
 from worker_agent.manager.tier_blocks import BlockSet
 from worker_agent.sharing.blockset import (
-    BlockDescriptorList,
     BlocksetExport,
     ImportedBlockset,
     ImportOutcome,
@@ -33,7 +33,7 @@ from worker_agent.sharing.blockset import (
     encode,
 )
 from worker_agent.sharing.errors import BlocksetError
-from worker_agent.sharing.leases import Leases
+from worker_agent.sharing.leases import MAX_LEASED_BLOCKS, LeaseCounters, Leases
 from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.sharing.peer_server import (
     MAX_CONNECTIONS,
@@ -68,6 +68,8 @@ class SharingConfig(Struct, frozen=True, kw_only=True):
     """The timeout for all blocks of one put or get."""
     max_connections: int = MAX_CONNECTIONS
     """The limit of concurrent connections of other workers."""
+    max_leased_blocks: int = MAX_LEASED_BLOCKS
+    """The limit of leased blocks of each set; others are refused."""
 
 
 class BlockSharing:
@@ -105,7 +107,7 @@ class BlockSharing:
             if each.memory.physical is not None
         }
         rank = Rank(manager.worker_id(), config.dp_rank)
-        self._leases = Leases(rank, config.epoch)
+        self._leases = Leases(rank, config.epoch, config.max_leased_blocks)
         self._remote = RemoteBlocksets(rank, model.fingerprint, model.layout(1, 1))
         self._clients: dict[tuple[Rank, str], PeerClient] = {}
         shared = {
@@ -137,6 +139,21 @@ class BlockSharing:
     def counters(self) -> PeerCounters:
         """Totals of the blocks served to other workers."""
         return self._server.counters
+
+    @property
+    def lease_counters(self) -> LeaseCounters:
+        """Totals of our leases."""
+        return self._leases.counters
+
+    @property
+    def leases(self) -> int:
+        """The number of live leases."""
+        return len(self._leases)
+
+    @property
+    def leased_blocks(self) -> int:
+        """The number of leased blocks; a block of several leases counts each time."""
+        return self._leases.leased_blocks()
 
     @property
     def pulled(self) -> EdgeCounters:
@@ -191,7 +208,7 @@ class BlockSharing:
     def lease(self, handle: MutableBlocks | ImmutableBlocks, lease_s: float) -> BlockDescriptorList:
         """Lease blocks to the recipient of the list for `lease_s`; takes over the handle.
 
-        Raises BlocksetError for blocks of no set of ours, and of a file.
+        Raises BlocksetError for blocks of no set of ours, of a file, and beyond the limit.
         """
         index = self._set_of(handle).index
         if index not in self._windows:
@@ -270,11 +287,12 @@ class BlockSharing:
         return PeerClient(_nearest(addresses), worker_id, token, timeout_s=timeout_s, tls=tls)
 
     def close(self, timeout_s: float) -> None:
-        """Stop sharing; repeated calls have no effect."""
+        """Stop sharing, and end all leases; repeated calls have no effect."""
         for client in self._clients.values():
             client.close()
         self._clients.clear()
         self._server.close(timeout_s)
+        self._leases.close()
 
     # ── Helpers ──────────────────────────────────────────────────────────────────────────────────
 

@@ -34,8 +34,8 @@ from worker_agent.blocks.changes import (
     CacheCleared,
     Change,
     MergedTiers,
-    PeerSource,
 )
+from worker_agent.blocks.descriptors import PeerSource
 from worker_agent.blocks.names import BlockName
 from worker_agent.offload.load_or_recompute import LoadOrRecompute
 from worker_agent.offload.probe import ProbedTier, Recompute, advice
@@ -133,7 +133,7 @@ class TierStack:
         """
         peer, peer_blocks = None, 0
         if source is not None and self._peers is not None and source.blocks > 0:
-            peer = self._peers.giver(source, partial(self._on_finished, None))
+            peer = self._peers.giver(source, identities, partial(self._on_finished, None))
             peer_blocks = source.blocks
         return self._ascent.load(
             identities, now_s, timeout_s, is_whole=is_whole, peer=peer, peer_blocks=peer_blocks

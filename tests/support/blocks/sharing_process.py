@@ -10,6 +10,7 @@ leased), `same LIST` (a put onto the same blocks), `local` (two blocks onto two 
 import sys
 from hashlib import sha256
 
+from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.manager.config import (
     BlockManagerConfig,
     CacheModel,
@@ -19,7 +20,7 @@ from worker_agent.manager.config import (
     TierLayout,
 )
 from worker_agent.manager.manager import KvBlockManager
-from worker_agent.sharing.blockset import BlockDescriptorList, check_put, decode, encode
+from worker_agent.sharing.blockset import check_put, decode, encode
 from worker_agent.sharing.sharing import BlockSharing, SharingConfig
 from worker_agent.transfer.block_window import BlockWindow
 from worker_agent.transfer.errors import TransferError
@@ -38,8 +39,8 @@ def config_of(worker_id, model=MODEL, host=None):
     )
 
 
-def shared(manager, *, epoch=1, model=MODEL, path=None, **options):
-    config = SharingConfig(token=TOKEN, epoch=epoch, path=path)
+def shared(manager, *, epoch=1, model=MODEL, path=None, max_leased_blocks=16, **options):
+    config = SharingConfig(token=TOKEN, epoch=epoch, path=path, max_leased_blocks=max_leased_blocks)
     return BlockSharing(manager, model, config, **options)
 
 

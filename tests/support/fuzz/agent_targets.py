@@ -28,6 +28,7 @@ from router.publisher.feed.tier_wire import (
 from router.publisher.journal.consolidator import JournalConsolidator
 from router.publisher.journal.journal import EventJournal
 from support.fuzz.target import Target, scratch_folder
+from worker_agent.blocks.descriptors import BlockDescriptorList, Mutability
 from worker_agent.blocks.names import BlockName
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.descriptor import (
@@ -41,9 +42,7 @@ from worker_agent.layout.layout import Layout, MemoryRegion
 from worker_agent.layout.strides import LayoutKind, required_allocations
 from worker_agent.sharing import blockset
 from worker_agent.sharing.blockset import (
-    BlockDescriptorList,
     BlocksetExport,
-    Mutability,
     RemoteBlocksets,
 )
 from worker_agent.sharing.errors import BlocksetError, PeerError

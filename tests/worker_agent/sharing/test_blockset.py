@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.protocol.values import Rank
+from worker_agent.blocks.descriptors import BlockDescriptor, BlockDescriptorList, Mutability
 from worker_agent.blocks.eviction.simple import LruEviction
 from worker_agent.blocks.handles import Tier
 from worker_agent.blocks.names import BlockName
@@ -13,12 +14,9 @@ from worker_agent.layout.descriptor import AgentMetadata, described
 from worker_agent.layout.layout import Layout, MemoryRegion
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.sharing.blockset import (
-    BlockDescriptor,
-    BlockDescriptorList,
     BlocksetExport,
     Imported,
     ImportOutcome,
-    Mutability,
     RemoteBlocksets,
     check_put,
     decode,

@@ -20,9 +20,9 @@ from support.fleets import peering
 from support.fleets.peering import DEVICE, FOREVER_S, HOST, Worker, content, identities
 from support.processes.certificates import Authority
 from support.processes.servers import until
+from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.sharing import peer_server
 from worker_agent.sharing.blockset import (
-    BlockDescriptorList,
     RemoteBlocksets,
     check_put,
     described_blocks,

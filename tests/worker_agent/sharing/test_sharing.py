@@ -1,5 +1,7 @@
 """Two managers share blocks: across processes, across lives, and encrypted."""
 
+import os
+import signal
 import ssl
 import subprocess
 import sys
@@ -108,6 +110,38 @@ def test_leases_end_and_blocks_come_back(managers):
     assert sharing.counters.received_blocks == 2
     sharing.close(60)
     here.close(60)
+
+
+def test_blocks_leased_to_a_killed_peer_come_back(managers):
+    owner, _ = managers
+    now_s = [0.0]
+    sharing = shared(owner, clock=lambda: now_s[0])
+    with Process(1338) as peer:
+        peer.heard()
+        assert peer.told("hear", sharing.export_local_blockset().decode()) == "new"
+        listed = sharing.lease(owner.host().allocate(4), 10.0)
+        assert peer.told("put", encode(listed).decode()) == "done done done done"
+        os.kill(peer.process.pid, signal.SIGKILL)
+        peer.process.wait()
+    now_s[0] = 9.9
+    assert (sharing.tick(), sharing.leased_blocks) == (0, 4)
+    now_s[0] = 10.0
+    assert (sharing.tick(), sharing.leased_blocks) == (1, 0)
+    assert owner.host().status.active_blocks == 0
+    assert sharing.lease_counters.expired == 1
+    sharing.close(60)
+
+
+def test_leases_beyond_the_limit_are_refused(managers):
+    owner, _ = managers
+    sharing = shared(owner, max_leased_blocks=3)
+    kept, more = sharing.lease(owner.host().allocate(2), 60.0), owner.host().allocate(2)
+    with pytest.raises(BlocksetError, match=r"4 blocks leased \(allowed: 3 of a set at a time\)"):
+        sharing.lease(more, 60.0)
+    sharing.take_back(kept).release()
+    sharing.lease(more, 60.0)
+    sharing.close(60)
+    assert owner.host().status.active_blocks == 0
 
 
 def test_blocks_come_back_as_soon_as_a_put_has_finished(managers):

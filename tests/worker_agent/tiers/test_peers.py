@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from router.protocol.values import Rank, Tier
@@ -15,7 +16,7 @@ from support.blocks.tier_stacks import host, level
 from support.fleets import peering
 from support.fleets.peering import HOST, Worker, content, identities, name
 from support.processes.servers import eventually, free_port
-from worker_agent.blocks.changes import PeerSource
+from worker_agent.blocks.descriptors import PeerSource
 from worker_agent.sharing import peer_server
 from worker_agent.sharing.blockset import BlocksetExport, decode
 from worker_agent.sharing.peer_client import PeerClient
@@ -72,6 +73,33 @@ def owner():
 def right(loading, *numbers):
     rows = loading.rows[: len(numbers)]
     return [bytes(row.numpy().data) for row in rows] == [content(number) for number in numbers]
+
+
+def leased(owner, numbers, until_s=peering.FOREVER_S):
+    handle = owner.keep(HOST, numbers)
+    listed = owner.leases.grant(handle, HOST, f"{numbers}", until_s)
+    return replace(source_of(owner, len(numbers)), leased=listed)
+
+
+async def test_leased_blocks_are_read_under_their_lease_which_then_ends(owner):
+    source = leased(owner, [1, 2, 3, 4])
+    with pulling() as here:
+        part = here.load(source.behind(1), 2, 3)
+        assert (part.usable_blocks, right(part, 2, 3)) == (2, True)
+        assert (owner.server.counters.leased_gets, len(owner.leases)) == (1, 0)
+    source = leased(owner, [5, 6])
+    with pulling() as here:
+        assert right(here.load(source, 5, 6), 5, 6)
+        assert (owner.leases.counters.ended, len(owner.leases)) == (2, 0)
+
+
+async def test_without_a_usable_lease_blocks_are_read_by_name(owner):
+    expired, other = leased(owner, [1, 2], until_s=0.0), leased(owner, [3, 4])
+    with pulling() as here:
+        assert right(here.load(expired, 1, 2), 1, 2)
+        assert right(here.load(other, 2, 1), 2, 1)
+    assert owner.server.counters.leased_gets == 0
+    assert owner.server.counters.refused == 2
 
 
 async def test_blocks_of_a_peer_come_from_its_device_and_host(owner):

@@ -27,7 +27,6 @@ from worker_agent.sharing.peer_server import PeerCounters
 from worker_agent.sharing.peer_tier import PeerTier
 from worker_agent.sharing.sharing import BlockSharing, SharingConfig
 from worker_agent.tiers.offload_lane import EdgeCounters
-from worker_agent.transfer.block_tier import BlockGiver
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -106,7 +105,7 @@ class PeerSharing:
     def _asking(self, address: str) -> PeerClient:
         return PeerClient(address, None, self._token, timeout_s=FIND_S)
 
-    def _loading(self, rank: Rank, addresses: Sequence[str]) -> BlockGiver:
+    def _loading(self, rank: Rank, addresses: Sequence[str]) -> PeerTier:
         [address] = addresses
         timeout_s = self._load_timeout_s
         client = PeerClient(address, rank.worker_id, self._token, timeout_s=timeout_s)

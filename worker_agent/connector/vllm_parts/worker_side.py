@@ -18,7 +18,7 @@ from router.errors import ConfigError, InvalidFieldError
 from router.protocol.values import SCHEME, Identity, Tier
 from router.publisher.batch_order.address import rank_endpoint
 from router.sequence.hashing.keyed_hashes import HashKeying
-from worker_agent.blocks.changes import PeerSource
+from worker_agent.blocks.descriptors import PeerSource
 from worker_agent.config.sharing import rank_address
 from worker_agent.connector.control_socket import ControlSocket
 from worker_agent.connector.tier_publisher import TierPublisher

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from router.sequence.hashing.tokens import TokenBlock, TokenBlockSequence, request_families
-from worker_agent.blocks.changes import PeerSource
+from worker_agent.blocks.descriptors import PeerSource
 from worker_agent.blocks.names import BlockName, Naming
 from worker_agent.blocks.pool import BlockPool
 
@@ -94,6 +94,11 @@ class Running:
     def is_finished(self) -> bool:
         """True if it has generated all requested tokens."""
         return len(self.tokens) - len(self.request.prompt) >= self.request.max_tokens
+
+
+def block_names(request: GenerationRequest, block_size: int, naming: Naming) -> list[BlockName]:
+    """Return the names of a prompt's full blocks. O(tokens)."""
+    return Running(request, block_size, naming).names
 
 
 class Chunk(Struct, frozen=True):

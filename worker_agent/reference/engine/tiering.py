@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from worker_agent.blocks.changes import BlockStored, Change, PeerSource
+from worker_agent.blocks.changes import BlockStored, Change
 from worker_agent.blocks.pool import BlockPool
 from worker_agent.reference.engine.batching import Batcher, Running
 from worker_agent.reference.engine.cache import CacheLayout, CacheRows
@@ -82,7 +81,8 @@ class EngineTiers:
             self.stack.touch([name.identity for name in running.names[: running.registered]])
             names = self._batcher.reusable(running)
             identities = [name.identity for name in names]
-            source = _behind(running.request.source, running.registered)
+            source = running.request.source
+            source = None if source is None else source.behind(running.registered)
             loading = self.stack.load(identities, now_s, self._timeout_s, source=source)
             if loading is not None:
                 running.is_loading = True
@@ -147,8 +147,3 @@ class EngineTiers:
         before = running.computed
         self._batcher.loaded(running, count)
         self._loaded_tokens += running.computed - before
-
-
-def _behind(source: PeerSource | None, blocks: int) -> PeerSource | None:
-    """Return the source without the leading blocks that the device already has."""
-    return None if source is None else replace(source, blocks=source.blocks - blocks)
