@@ -13,7 +13,7 @@ Otherwise every position is examined.
 
 Mostly one holder leaves at a time. Then the difference of the two sets' profiles is this holder's
 part of them, and its row is found among the parts of all matching rows, without reading the sets.
-If several leave, the two sets are compared, member by member.
+If several leave, the two sets are compared, member by member; if many, all members are read.
 """
 
 from typing import NamedTuple
@@ -54,6 +54,9 @@ LOOK_UPS = np.uint64(72)
 """Capacity for look-ups: more than the number of times a prompt can be halved."""
 
 WIDTH = np.uint64(ENDS_COLUMNS)
+
+MANY = np.uint64(8)
+"""Of more holders that leave at one position, each is not looked for."""
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)
@@ -187,7 +190,12 @@ def _gallop(tree: Tree, rows: Rows, keys: Words, start: int, reference: np.uint6
 
 @device
 def _end_rows(tree: Tree, rows: Rows, before: np.uint64, after: np.uint64, position: int) -> bool:
-    """End the rows of holders that leave here. Returns False if that is not all that changes."""
+    """End the rows of holders that leave here.
+
+    Returns False if that is not all that changes, or if many leave: to read all members is faster.
+    """
+    if size_of(tree, before) > size_of(tree, after) + MANY:
+        return False
     if _end_one(tree, rows, profile_of(tree, before) ^ profile_of(tree, after), position):
         return True
     kept, size = _0, size_of(tree, after)

@@ -753,6 +753,14 @@ def test_several_ranks_may_leave_where_others_join_or_change_their_tier(joining,
     pair.agree(span(1, 21), span(1, 16), span(6, 21))
 
 
+def test_many_ranks_may_leave_where_few_left_before_and_after():
+    pair, lengths = Pair(), [3, 5, 5, *[8] * 30, 9, *[12] * 20, 14, 20]
+    for worker_id, length in enumerate(lengths):
+        pair.do("store", Rank(worker_id, 0), Tier.DEVICE, span(1, 1 + length))
+        pair.tree.note_holes(Rank(worker_id, 0), NO_HOLES)
+    pair.agree(span(1, 21), span(1, 9), span(1, 13))
+
+
 def random_interval(seed):
     return NEVER if seed % 3 else 2
 
