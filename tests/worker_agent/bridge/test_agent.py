@@ -21,51 +21,24 @@ from router.protocol.ranges import RangeRequest, decode_range_answer, encode_ran
 from router.protocol.subjects import Subjects
 from router.protocol.values import SCHEME, Identity, Rank, Tier
 from router.runtime.bus.errors import TwinError
-from router.runtime.process.settings import configured
-from support.blocks.vllm_halves import Halves, Request, computed
+from support.blocks.vllm_halves import computed
 from support.engines.engines import names
 from support.engines.metrics_server import MetricsServer, vllm_metrics
 from support.engines.trtllm_server import TrtllmServer
 from support.engines.zmq_engines import Engine, removed, stored
-from support.processes.running import RunningRouter, RunningService
-from support.processes.servers import equals, eventually, free_port, until
+from support.fleets.bridges import RunningBridge, looked_up, ready, tiered
+from support.processes.running import RunningRouter
+from support.processes.servers import equals, eventually, free_port
 from support.values.token_files import token_lines, token_of
 from worker_agent.blocks.changes import BlockStored
 from worker_agent.blocks.names import BlockName
 from worker_agent.bridge import agent, engine_tiers, peer_watch
-from worker_agent.bridge.agent import BridgeAgent
-from worker_agent.config.bridge import DEFAULT_EVENTS, BridgeConfig
+from worker_agent.config.bridge import DEFAULT_EVENTS
 from worker_agent.connector.tier_publisher import TierPublisher
-from worker_agent.connector.vllm_parts.settings import connector_settings
 from worker_agent.tiers.stack import TierChange
 
 SUBJECTS = Subjects("test")
 RANK = Rank(7, 0)
-
-
-class RunningBridge(RunningService):
-    """An agent beside an engine, and a client of its probes."""
-
-    def __init__(self, nats_url, beside, metrics, **fields):
-        port = free_port()
-        defaults = {
-            "engine": "vllm", "namespace": "test", "worker_id": 7, "name": "w7", "topic": "kv@",
-            "endpoint": "http://engine:8000", "zmq": beside.endpoint,
-            "replay": beside.replay_endpoint, "metrics_url": metrics and metrics.url,
-            "metrics_interval_s": 0.05, **fields,
-        }  # fmt: skip
-        config = configured(BridgeConfig, nats_url=nats_url, http_port=port, **defaults)
-        super().__init__(BridgeAgent(config), port)
-
-    async def reasons(self):
-        answer = await self.client.get("/ready?verbose")
-        assert answer.status_code == 503
-        return answer.json()["reason"].split("; ")
-
-    async def degraded(self):
-        answer = await self.client.get("/ready?verbose")
-        assert answer.status_code == 200
-        return answer.json()["degraded"]
 
 
 @pytest.fixture
@@ -78,13 +51,6 @@ def engine():
 def metrics():
     with MetricsServer(vllm_metrics(running=3, waiting=2)) as metrics:
         yield metrics
-
-
-@asynccontextmanager
-async def ready(bridge):
-    async with bridge.running():
-        await eventually(bridge.is_ready)
-        yield bridge
 
 
 def blocks(first, last):
@@ -625,29 +591,10 @@ async def test_trtllm_ranks_are_separate(nats_server, trtllm_metrics):
 # ── The tiers of a connector in the engine ──────────────────────────────────────────────────────
 
 
-@asynccontextmanager
-async def tiered(nats_url, folder, key_file, number):
-    """An agent, and the halves of a connector in its engine, which share blocks."""
-    address, control = f"tcp://127.0.0.1:{free_port()}", f"unix://{folder}/control-{number}"
-    shared = {"block_key_file": key_file, "share_listen": address, "control_listen": control}
-    settings = {"worker_id": number, "host_cache_blocks": 32, "onboard_always": True, **shared}
-    with (
-        Engine(topic="kv@w") as engine,
-        MetricsServer(vllm_metrics()) as metrics,
-        closing(Halves(connector_settings(settings))) as halves,
-    ):
-        halves.started()
-        bridge = RunningBridge(
-            nats_url, engine, metrics, worker_id=number, name=f"w{number}", **shared
-        )
-        async with ready(bridge):
-            yield bridge, halves
-
-
 async def test_engines_find_each_other_by_announcement_and_agents_forward_commands(
     nats_server, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(peer_watch, "INTERVAL_S", 0.1)
+    monkeypatch.setattr(peer_watch, "ROUND_S", 0.1)
     monkeypatch.setattr(engine_tiers, "INTERVAL_S", 0.1)
     key = tmp_path / "key"
     key.write_bytes(base64.b64encode(secrets.token_bytes(32)))
@@ -677,13 +624,6 @@ async def test_engines_find_each_other_by_announcement_and_agents_forward_comman
         holding.worker.close()
         assert (await giver.client.get("/tiers")).status_code == 503
         await eventually(lambda: is_degraded(giver, "its tiers are unknown"))
-
-
-def looked_up(halves, key):
-    """Return how many tokens of the prompt can be loaded, once the peers have answered."""
-    halves.scheduler.begin(Request(key, list(range(10))))
-    until(lambda: halves.step() and halves.scheduler.matched(key, 0, 0.0))
-    return halves.scheduler.matched(key, 0, 0.0).tokens
 
 
 async def is_exposed(bridge, line):
