@@ -37,9 +37,11 @@ def right(model):
     return run("plain", model)
 
 
-def test_loaded_blocks_equal_computed_ones(model, right, shared, tmp_path):
+@pytest.mark.parametrize("is_layered", [False, True])
+def test_loaded_blocks_equal_computed_ones(model, right, shared, tmp_path, is_layered):
     disk = {"disk_cache_blocks": 256, "disk_cache_dir": str(tmp_path)}
-    found = run("tiers", model, HOST | disk | shared)
+    own = {"layer_by_layer": is_layered, "cache_model": f"layered {is_layered}"}
+    found = run("tiers", model, HOST | disk | shared | own)
     assert found["held"] == {"HOST": 47, "DISK": 47, "REMOTE": 47}
     for name in ("cold", "host", "disk", "remote"):
         assert found[name]["tokens"] == right["tokens"], name

@@ -14,7 +14,7 @@ from worker_agent.layout.strides import LayoutKind
 from worker_agent.storage.base import StorageKind
 from worker_agent.storage.memory import MemoryStorage
 from worker_agent.transfer.copy_stream import CopyDevice, DeviceCopy
-from worker_agent.transfer.device_copies import DeviceCopies
+from worker_agent.transfer.device_copies import DeviceCopies, LayerGather, LayerScatter
 from worker_agent.transfer.physical import PhysicalLayout, physical
 
 
@@ -24,7 +24,7 @@ class DeviceMemory:
     A row is a block: its part in the first group, then in the second, and so on.
     """
 
-    __slots__ = ("_copies", "block_bytes", "layers", "num_blocks")
+    __slots__ = ("_copies", "block_bytes", "has_layers_apart", "layers", "num_blocks")
 
     def __init__(
         self,
@@ -48,6 +48,8 @@ class DeviceMemory:
         members = grouped(tensors, groups)
         self.layers = tuple(layer for group in groups for layer in group.layers)
         layouts = [_laid_out(agent, group, members[group.name]) for group in groups]
+        self.has_layers_apart = all(group.kind.is_layer_separate for group in groups)
+        """True if layers can be copied one by one."""
         self._copies = DeviceCopies(layouts, copy_device)
         self.block_bytes = self._copies.block_bytes
 
@@ -58,6 +60,14 @@ class DeviceMemory:
     def scatter(self, blocks: Sequence[int], rows: Tensor) -> DeviceCopy:
         """Begin to copy the first rows, on the host, into blocks. Raises TransferError."""
         return self._copies.scatter(blocks, rows)
+
+    def gather_by_layer(self, blocks: Sequence[int]) -> LayerGather:
+        """Begin to copy blocks as their layers are saved; a layer is its place in `layers`."""
+        return self._copies.gather_by_layer(blocks)
+
+    def scatter_by_layer(self, blocks: Sequence[int], rows: Tensor) -> LayerScatter:
+        """Begin to copy the first rows into blocks, of which the engine awaits each layer."""
+        return self._copies.scatter_by_layer(blocks, rows)
 
 
 def _laid_out(agent: str, group: LayoutGroup, tensors: Sequence[Tensor]) -> PhysicalLayout:

@@ -3,11 +3,13 @@
     load:   stack ─▶ verified rows on the host ─▶ scatter ─▶ Completion: an error for each other
     store:  offer ─▶ due ─▶ gather ─▶ stack               ─▶ Completion, once none of it waits
     urgent store:           gather ─▶ stack               ─▶ Completion, at once
+    by layer:               saved ×layers ─▶ stack        rows ─▶ Completion ─▶ awaited ×layers
 
 Copies are queued on the engine's worker thread, between forward passes, and complete on the device
 meanwhile (`transfer/copy_stream.py`). A transfer completes once its copies have; one that is given
 up, or is urgent, holds back the engine's later work until its copies are complete. Therefore no
-transfer accesses the engine's blocks after its completion.
+transfer accesses the engine's blocks after its completion, but for a load by layer, whose layers
+hold back the engine's.
 """
 
 from collections import deque
@@ -19,11 +21,13 @@ from msgspec import Struct
 from worker_agent.blocks.descriptors import PeerSource
 from worker_agent.blocks.names import BlockName
 from worker_agent.connector.device_memory import DeviceMemory
+from worker_agent.connector.slots.errors import RequestKey
 from worker_agent.connector.slots.protocol import Completion, Operation
 from worker_agent.offload.queue import Waiting
 from worker_agent.tiers.onboarding import Loading
 from worker_agent.tiers.stack import TierChange, TierStack
 from worker_agent.transfer.copy_stream import DeviceCopy
+from worker_agent.transfer.device_copies import STAGING_BLOCKS, LayerGather, LayerScatter
 
 PIECE_BLOCKS = 1024
 """Blocks of a load that are in host memory at a time, if it is useful as a whole only."""
@@ -65,17 +69,28 @@ class _Gather(Struct, frozen=True):
     uuids: set[int]
 
 
+class _LayerStores(Struct, frozen=True):
+    """The blocks that are gathered in this step as their layers are computed."""
+
+    gather: LayerGather
+    waiting: list[Waiting]
+
+
 class StackMover:
     """Transfers in progress, by uuid.
 
     `load_timeout_s`: limit of a load; blocks not loaded by then have failed. `source_of`: None
-    without peers.
+    without peers. `is_layered`: a load is complete once its rows are on the host, and the engine
+    awaits its layers one by one; blocks that are due in the step that fills them are gathered layer
+    by layer.
     """
 
     __slots__ = (
         "_completions",
         "_device",
+        "_filling",
         "_gathers",
+        "_landing",
         "_loads",
         "_source_of",
         "_stack",
@@ -83,6 +98,7 @@ class StackMover:
         "_urgent",
         "_wanted",
         "changes",
+        "is_layered",
         "load_timeout_s",
     )
 
@@ -92,8 +108,14 @@ class StackMover:
         device: DeviceMemory,
         load_timeout_s: float,
         source_of: SourceOf | None = None,
+        *,
+        is_layered: bool = False,
     ) -> None:
         self.load_timeout_s = load_timeout_s
+        self.is_layered = is_layered
+        self._filling: _LayerStores | None = None
+        self._landing: dict[RequestKey, LayerScatter] = {}
+        """Scatters of complete loads, of which the engine has not awaited all layers."""
         self.changes: list[TierChange] = []
         """Changes of the tiers that have not been taken."""
         self._stack = stack
@@ -120,7 +142,63 @@ class StackMover:
         self._stores[operation.uuid] = _Store(operation, waiting)
         for identity in waiting:
             self._wanted.setdefault(identity, []).append(operation.uuid)
-        self._stack.offer(operation.names, container=operation.uuid)
+        filling = () if self._filling is None else self._filling.waiting
+        early = {each.name.identity for each in filling}
+        names = [name for name in operation.names if name.identity not in early]
+        self._stack.offer(names, container=operation.uuid)
+
+    def begin_layers(self, operations: Iterable[Operation], now_s: float) -> None:
+        """Begin to gather what these stores of the step name and is due, as layers are saved.
+
+        The rest is gathered after the step.
+        """
+        blocks: dict[bytes, int] = {}
+        for each in operations:
+            if not each.is_urgent:
+                blocks.update((name.identity, block) for name, block in _moved(each))
+                self._stack.offer(each.names, container=each.uuid)
+        due = self._stack.due(now_s) if blocks else []
+        rest = [each for each in due if each.name.identity in self._wanted]
+        filled = [each for each in due if each not in rest and each.name.identity in blocks]
+        del filled[STAGING_BLOCKS:]
+        if filled:
+            gather = self._device.gather_by_layer([blocks[each.name.identity] for each in filled])
+            self._filling = _LayerStores(gather, filled)
+        if rest:
+            self._gather(rest)
+
+    def save_layer(self, layer: int) -> None:
+        """Begin to copy a layer that the engine has computed."""
+        if self._filling is not None:
+            self._filling.gather.save(layer)
+
+    def await_layer(self, layer: int) -> None:
+        """Let the engine compute a layer once it is loaded."""
+        for each in self._landing.values():
+            each.hold_back(layer)
+
+    def await_loads(self, keys: Iterable[RequestKey] | None = None) -> None:
+        """Let all that the engine queues from now on begin after loads are in its blocks.
+
+        `keys`: those of these requests; None: all.
+        """
+        for key in tuple(self._landing if keys is None else keys):
+            if landing := self._landing.pop(key, None):
+                landing.hold_back()
+
+    def end_layers(self) -> None:
+        """Pass blocks whose stores have begun to the tiers, and drop the others."""
+        filling, self._filling = self._filling, None
+        if filling is None:
+            return
+        copy = filling.gather.end()
+        wanted = [each for each in filling.waiting if each.name.identity in self._wanted]
+        if len(wanted) == len(filling.waiting):
+            self._gather(wanted, copy)
+            return
+        copy.hold_back()
+        if wanted:
+            self._gather(wanted)
 
     def give_up(self, uuid: int, reason: str) -> bool:
         """End a transfer with the blocks moved so far. Returns False if it is already over.
@@ -197,7 +275,11 @@ class StackMover:
         """Copy loaded rows into the engine's blocks, and go on once that is complete."""
         operation, loading, first = load.operation, load.loading, load.first
         right = first + loading.usable_blocks
-        if right > first and load.copy is None:
+        if right > first and self.is_layered:
+            blocks = operation.blocks[first:right]
+            self.await_loads([operation.key])
+            self._landing[operation.key] = self._device.scatter_by_layer(blocks, loading.rows)
+        elif right > first and load.copy is None:
             load.copy = self._device.scatter(operation.blocks[first:right], loading.rows)
         if load.copy is not None and not load.copy.is_done:
             return
@@ -217,7 +299,7 @@ class StackMover:
         sources: dict[bytes, int] = {}
         names: list[BlockName] = []
         for operation in operations:
-            for name, block in zip(operation.names, operation.blocks, strict=True):
+            for name, block in _moved(operation):
                 if name.identity not in sources:
                     sources[name.identity] = block
                     names.append(name)
@@ -229,10 +311,11 @@ class StackMover:
         for operation in operations:
             self._complete(operation, (), "")
 
-    def _gather(self, wanted: Sequence[Waiting]) -> None:
+    def _gather(self, wanted: Sequence[Waiting], copy: DeviceCopy | None = None) -> None:
         """Gather blocks, each from the first store that waits for it, and pass them to the tiers.
 
         The other stores of a block are done with it: its bytes are on their way under its name.
+        `copy`: the one that has begun.
         """
         sources: list[int] = []
         readers: set[int] = set()
@@ -242,7 +325,7 @@ class StackMover:
             readers.update(uuids)
             for uuid in uuids:
                 del self._stores[uuid].waiting[each.name.identity]
-        copy = self._device.gather(sources)
+        copy = copy or self._device.gather(sources)
         for uuid in readers:
             self._stores[uuid].copy = copy
         self._gathers.append(_Gather(copy, readers))
@@ -272,3 +355,7 @@ class StackMover:
 
     def _complete(self, operation: Operation, places: Iterable[int], reason: str) -> None:
         self._completions.append(Completion(operation.uuid, dict.fromkeys(places, reason)))
+
+
+def _moved(operation: Operation) -> Iterable[tuple[BlockName, int]]:
+    return zip(operation.names, operation.blocks, strict=True)

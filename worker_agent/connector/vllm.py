@@ -173,12 +173,15 @@ class KvRouterConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.worker.start_load(time.monotonic())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Return at once: no load writes into blocks that this step reads."""
+        """Let the engine compute this layer once it is loaded, with `layer_by_layer`."""
+        self._worker.wait_for_layer(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Return at once: blocks are stored after the step."""
+        """Begin to store this layer, with `layer_by_layer`; else it is stored after the step."""
+        del kv_layer, attn_metadata, kwargs
+        self._worker.save_layer(layer_name)
 
     def wait_for_save(self) -> None:
         """End the step, and begin its stores."""
@@ -198,6 +201,11 @@ class KvRouterConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata:
         """See KVConnectorBase_V1."""
         return TierEventsMetadata([self._worker.take_events()])
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """See KVConnectorBase_V1: layers are copied between the pieces of a graph."""
+        return bool(extra_config.get("layer_by_layer", False))
 
     # ── In both ──────────────────────────────────────────────────────────────────────────────────
 

@@ -3,8 +3,10 @@
     engine's step:  bind ─▶ start_load ─▶ (wait_for_layer, save_layer) ×layers ─▶ end_step
                          ─▶ get_finished ─▶ take_load_errors ─▶ take_report
 
-All transfers are asynchronous: the engine computes a request after `get_finished` has returned it,
-so a layer never waits. All calls are made on one thread; time is an argument.
+All transfers are asynchronous: the engine computes a request after `get_finished` has returned it.
+Layer by layer, a request is returned when its blocks are in host memory, and each layer begins
+after its part of the copy; stores of the step are copied as its layers are computed. All calls are
+made on one thread; time is an argument.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +33,7 @@ from worker_agent.connector.slots.protocol import (
 )
 from worker_agent.connector.slots.rank_reports import WorkerCounters
 from worker_agent.connector.slots.scheduler import TransferScheduler
+from worker_agent.layout.errors import LayoutError
 from worker_agent.layout.groups import LayoutGroup
 from worker_agent.tiers.stack import TierChange, TierStack
 from worker_agent.transfer.copy_stream import CopyDevice
@@ -63,6 +66,7 @@ class ConnectorWorker:
         "_failed",
         "_finished_s",
         "_is_decoding",
+        "_layers",
         "_load_errors",
         "_loaded",
         "_mover",
@@ -79,11 +83,14 @@ class ConnectorWorker:
         device: DeviceMemory,
         load_timeout_s: float,
         source_of: SourceOf | None = None,
+        *,
+        is_layered: bool = False,
     ) -> None:
         """Create the worker. `load_timeout_s`: blocks not loaded by then have failed."""
+        self._layers = {name: place for place, name in enumerate(device.layers)}
         self.counters = WorkerCounters()
         self._num_blocks = device.num_blocks
-        self._mover = StackMover(stack, device, load_timeout_s, source_of)
+        self._mover = StackMover(stack, device, load_timeout_s, source_of, is_layered=is_layered)
         self._scheduler = TransferScheduler(Progress(device.layers))
         self._under_way = InFlightTransfers()
         self._finished_s: dict[RequestKey, float] = {}
@@ -101,8 +108,13 @@ class ConnectorWorker:
 
     # ── A step ───────────────────────────────────────────────────────────────────────────────────
 
-    def void(self, uuids: Iterable[int]) -> None:
-        """Give up transfers before the engine overwrites their blocks; may be repeated."""
+    def void(self, uuids: Iterable[int], *, is_preempting: bool = False) -> None:
+        """Give up transfers before the engine overwrites their blocks; may be repeated.
+
+        `is_preempting`: it may overwrite blocks that are loaded, but not awaited yet.
+        """
+        if is_preempting:
+            self._mover.await_loads()
         for uuid in uuids:
             self.counters.voided += self._give_up(uuid, "voided")
         self._take_completions()
@@ -117,8 +129,9 @@ class ConnectorWorker:
         self._scheduler.progress.begin(plan.iteration)
         if not is_after_end:
             self._cancel_stores()
+            self._mover.end_layers()
         self._is_decoding = plan.is_decoding
-        self.void(plan.voided)
+        self.void(plan.voided, is_preempting=plan.is_preempting)
         for each in plan.new_slots:
             if self._scheduler.has_slot(each.key):
                 self._scheduler.expect(each.key, each.immediate)
@@ -137,22 +150,28 @@ class ConnectorWorker:
     def start_load(self, now_s: float) -> None:
         """Begin the transfers without a requirement."""
         self._run_decided(now_s)
+        if self._mover.is_layered:
+            stores = map(self._under_way.get, self._scheduler.undecided)
+            self._mover.begin_layers([each for each in stores if each is not None], now_s)
 
     def wait_for_layer(self, name: str) -> None:
-        """Do nothing: no load writes into blocks that this layer reads.
+        """Let the engine compute this layer once what was loaded is in its blocks.
 
-        Raises InvalidFieldError if the layer is not registered.
+        Returns at once. Raises InvalidFieldError if the layer is not registered.
         """
         self._scheduler.progress.check_layer(name)
+        self._mover.await_layer(self._layers[name])
 
     def save_layer(self, name: str) -> None:
-        """Mark a layer as computed. Raises InvalidFieldError."""
+        """Mark a layer as computed, and begin to store it. Raises InvalidFieldError."""
         self._scheduler.progress.complete_layer(name)
         self.counters.saved_layers += 1
+        self._mover.save_layer(self._layers[name])
         self._scheduler.advance()
 
     def end_step(self, now_s: float) -> None:
         """End the forward pass, if one is running, and begin the stores unless a load failed."""
+        self._mover.await_loads()
         self._mover.poll(now_s, is_decoding=self._is_decoding)
         self._take_completions()
         if self._load_errors:
@@ -172,6 +191,7 @@ class ConnectorWorker:
             self._finish(key, now_s)
         stored = {key for key in list(self._finished_s) if self._is_stored(key, now_s)}
         self._stored += stored
+        self._mover.await_loads(stored)  # The engine may reuse their blocks.
         loaded, self._loaded = self._loaded - stored, set()
         failed = self._failed & loaded
         self._failed -= failed | stored
@@ -225,6 +245,7 @@ class ConnectorWorker:
                 self._mover.load(operation, now_s)
             else:
                 self._mover.store(operation)
+        self._mover.end_layers()
         self._mover.gather_due(now_s)
         self._take_completions()
 
@@ -297,15 +318,20 @@ def register_kv_caches(
     load_timeout_s: float,
     copy_device: CopyDevice | None = None,
     source_of: SourceOf | None = None,
+    *,
+    is_layered: bool = False,
 ) -> ConnectorWorker:
     """Return a worker over the engine's own tensors, with the layout that `groups` state.
 
     `copy_device`: the order of copies and computation; None derives it from the tensors.
-    `source_of`: see `StackMover`. Raises LayoutError if a tensor differs, and InvalidFieldError if
-    the size of a block differs from the tiers'.
+    `source_of`, `is_layered`: see `StackMover`. Raises LayoutError if a tensor differs, and
+    InvalidFieldError if the size of a block differs from the tiers'.
     """
     device = DeviceMemory(agent, tensors, groups, copy_device)
     if device.block_bytes != stack.block_bytes:
         reason = f"blocks of {device.block_bytes} bytes"
         raise InvalidFieldError("groups", reason, f"{stack.block_bytes}, the size in the tiers")
-    return ConnectorWorker(stack, device, load_timeout_s, source_of)
+    if is_layered and not device.has_layers_apart:
+        reason, rule = "all layers in one tensor", "layers_must_be_separate"
+        raise LayoutError("groups", reason, "a tensor for each layer", rule=rule)
+    return ConnectorWorker(stack, device, load_timeout_s, source_of, is_layered=is_layered)

@@ -11,6 +11,7 @@
 2. Copies of one direction run one after another, because they share staging rows.
 3. Blocks that are reused while a copy may still access them: the caller calls `hold_back`, and
    work that it queues from then on begins after the copy.
+   Loads layer by layer hold back each layer.
 4. Everything else follows the host, which may use the rows or the blocks once `is_done` is true.
 
 No call waits for the device, except `wait`.

@@ -7,6 +7,10 @@ One copy moves many blocks, instead of one for every layer of every block. Gathe
 fiftieth of the time of the PCIe copy, so overlapping the two would gain nothing. On the CPU the
 same calls copy directly. A row is a block: its part in the first layout, then in the second, and so
 on.
+
+Layer by layer, while the engine computes: a layer is gathered once it is computed, and awaited
+before it is computed. Between staging and host all layers are one copy, because a layer's part of
+the rows is not contiguous.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,17 +51,79 @@ class _Direction:
             yield part, self._rows, self._staging[: part.stop - part.start]
 
 
+class LayerGather:
+    """A gather in progress of blocks that the engine fills meanwhile, layer by layer."""
+
+    __slots__ = ("_blocks", "_layers", "_memory", "_rows", "_saved", "_stream")
+
+    def __init__(
+        self,
+        stream: CopyStream,
+        blocks: Sequence[int],
+        layers: Sequence[tuple[Rows, int]],
+        copied: tuple[Tensor, Tensor],
+    ) -> None:
+        """Set it up. `layers`: where each is gathered; `copied`: that memory, and the rows."""
+        self._stream = stream
+        self._blocks = blocks
+        self._layers = layers
+        self._memory, self._rows = copied
+        self._saved: set[int] = set()
+
+    def save(self, layer: int) -> None:
+        """Gather a layer after all that the calling thread has queued; may be repeated."""
+        self._saved.add(layer)
+        columns, place = self._layers[layer]
+        with self._stream.after_queued_work():
+            columns.gather(self._blocks, place)
+
+    def end(self) -> DeviceCopy:
+        """Gather the layers that were not saved, and return the copy of all."""
+        for layer in set(range(len(self._layers))) - self._saved:
+            self.save(layer)
+        with self._stream.after_queued_work():
+            _copy(self._memory, self._rows)
+        return self._stream.copy_of(self._rows)
+
+
+class LayerScatter:
+    """A scatter in progress. The engine awaits each layer before it computes it."""
+
+    __slots__ = ("_layers",)
+
+    def __init__(self, layers: Sequence[DeviceCopy]) -> None:
+        self._layers = layers
+
+    def hold_back(self, layer: int = -1) -> None:
+        """Let the work that the calling thread queues from now on begin after this layer's copy.
+
+        By default after the last one, which completes after all others.
+        """
+        self._layers[layer].hold_back()
+
+
 class DeviceCopies:
     """Copies of blocks whose parts lie in one or more layouts on one device.
 
     `rows`: (n, block bytes) uint8 on the host, from `host_rows`. One thread at a time may call.
     """
 
-    __slots__ = ("_device", "_loads", "_num_blocks", "_stores", "block_bytes")
+    __slots__ = (
+        "_device",
+        "_layer_staging",
+        "_layouts",
+        "_loads",
+        "_num_blocks",
+        "_stores",
+        "block_bytes",
+    )
 
     def __init__(self, layouts: Sequence[PhysicalLayout], device: CopyDevice | None = None) -> None:
         """Create the copier. `device`: None derives it from the layouts' memory."""
         self._device = copy_device(layouts[0].device) if device is None else device
+        self._layouts = layouts
+        self._layer_staging: Tensor | None = None
+        """Rows of `gather_by_layer`, between the layers of which others are gathered."""
         self._num_blocks = layouts[0].layout.config.num_blocks
         self.block_bytes = sum(each.layout.config.block_bytes for each in layouts)
         self._loads = _Direction(layouts, self._device, self.block_bytes)
@@ -87,6 +153,36 @@ class DeviceCopies:
                     each.scatter(blocks[part])
         return self._loads.stream.copy_of(rows)
 
+    def gather_by_layer(self, blocks: Sequence[int]) -> LayerGather:
+        """Begin to copy blocks, at most `STAGING_BLOCKS`, as their layers are saved.
+
+        One at a time. Raises TransferError like `gather`.
+        """
+        rows = self.host_rows(len(blocks))
+        self._check(blocks, rows)
+        if self._layer_staging is None:
+            self._layer_staging = self._device.staging(STAGING_BLOCKS, self.block_bytes)
+        memory = rows if self._layer_staging is None else self._layer_staging[: len(blocks)]
+        columns = _by_layer(self._layouts, _split(self._layouts, memory))
+        return LayerGather(self._stores.stream, blocks, columns, (memory, rows))
+
+    def scatter_by_layer(self, blocks: Sequence[int], rows: Tensor) -> LayerScatter:
+        """Begin to copy rows into blocks, of the last ones layer by layer.
+
+        Raises TransferError like `gather`.
+        """
+        self._check(blocks, rows)
+        layers: list[DeviceCopy] = []
+        stream = self._loads.stream
+        with stream.after_queued_work():
+            for part, columns, memory in self._loads.parts(rows[: len(blocks)]):
+                _copy(rows[part], memory)
+                layers = []
+                for each, layer in _by_layer(self._layouts, columns):
+                    each.scatter(blocks[part], layer)
+                    layers.append(stream.copy_of(rows))
+        return LayerScatter(layers)
+
     def _check(self, blocks: Sequence[int], rows: Tensor) -> None:
         check_distinct("blocks", blocks, self._num_blocks)
         if len(rows) < len(blocks) or rows.shape[1:] != (self.block_bytes,):
@@ -99,6 +195,15 @@ def _split(layouts: Sequence[PhysicalLayout], rows: Tensor) -> list[Rows]:
     sizes = [each.layout.config.block_bytes for each in layouts]
     return [
         Rows(each, part) for each, part in zip(layouts, torch.split(rows, sizes, 1), strict=True)
+    ]
+
+
+def _by_layer(layouts: Sequence[PhysicalLayout], columns: Sequence[Rows]) -> list[tuple[Rows, int]]:
+    """Return the columns of each layer of all layouts, with its number in its layout."""
+    return [
+        (each, layer)
+        for each, layout in zip(columns, layouts, strict=True)
+        for layer in range(layout.layout.config.num_layers)
     ]
 
 

@@ -43,17 +43,23 @@ class Rows:
         shape = num_rows, layout.layout.config.block_bytes
         return cls(layout, torch.empty(shape, dtype=torch.uint8, device=layout.device))
 
-    def gather(self, blocks: Sequence[int]) -> None:
-        """Copy blocks into the first rows. O(bytes)."""
+    def gather(self, blocks: Sequence[int], layer: int | None = None) -> None:
+        """Copy blocks, or one layer of them, into the first rows. O(bytes)."""
         index = _index(blocks, self._layout)
-        for piece, columns in self._pieces:
+        for piece, columns in self._of(layer):
             torch.index_select(piece, 0, index, out=columns[: len(blocks)])
 
-    def scatter(self, blocks: Sequence[int]) -> None:
-        """Copy the first rows into distinct blocks. O(bytes)."""
+    def scatter(self, blocks: Sequence[int], layer: int | None = None) -> None:
+        """Copy the first rows, or one layer of them, into distinct blocks. O(bytes)."""
         index = _index(blocks, self._layout)
-        for piece, columns in self._pieces:
+        for piece, columns in self._of(layer):
             piece.index_copy_(0, index, columns[: len(blocks)])
+
+    def _of(self, layer: int | None) -> "list[tuple[Tensor, Tensor]]":
+        if layer is None:
+            return self._pieces
+        count = len(self._pieces) // self._layout.layout.config.num_layers
+        return self._pieces[layer * count : (layer + 1) * count]
 
 
 def block_views(layout: PhysicalLayout) -> Tensor | None:

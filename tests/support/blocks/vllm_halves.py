@@ -77,6 +77,9 @@ class Halves:
             self.worker.void(reported)
             self.worker.begin(reported)
             self.worker.worker.start_load(self.now_s)
+            for layer in self.caches:
+                self.worker.wait_for_layer(layer)
+                self.worker.save_layer(layer)
             self.worker.worker.end_step(self.now_s)
             over = self.worker.finished(finished, self.now_s)
             errors = self.worker.worker.take_load_errors()

@@ -112,6 +112,7 @@ class Engine:
         groups=None,
         copy_device=None,
         torch_device="cpu",
+        is_layered=False,
         **stack,
     ):
         self.groups = groups or one_group()
@@ -130,6 +131,7 @@ class Engine:
             for name in LAYERS
         }
         self.load_timeout_s, self.copy_device = load_timeout_s, copy_device
+        self.is_layered = is_layered
         self.begin_worker()
         self.free, self._unwritten = list(BLOCKS), []
         self.requests, self.delayed = {}, {}
@@ -140,7 +142,9 @@ class Engine:
 
     def begin_worker(self):
         options = self.load_timeout_s, self.copy_device
-        self.worker = register_kv_caches("1", self.stack, self.caches, [GROUP], *options)
+        self.worker = register_kv_caches(
+            "1", self.stack, self.caches, [GROUP], *options, is_layered=self.is_layered
+        )
 
     # ── What the world does ──────────────────────────────────────────────────────────────────────
 
@@ -264,17 +268,16 @@ class Engine:
         request.is_new = request.is_resumed = False
 
     def _work(self, plan, scheduled):
-        self.worker.void(plan.voided)
+        self.worker.void(plan.voided, is_preempting=plan.is_preempting)
         for block in self._unwritten:
             self._write(block, torch.tensor(SCRIBBLE, dtype=torch.uint8))
         self._unwritten = []
         self.worker.bind(plan)
         self.worker.start_load(self.now_s)
+        for number in range(len(LAYERS)):
+            self.run_layer(number, scheduled)
         for key, count in scheduled.items():
-            self._compute(self.requests[key], count)
-        for layer in LAYERS:
-            self.worker.wait_for_layer(layer)
-            self.worker.save_layer(layer)
+            self._go_on(self.requests[key], count)
         self.worker.end_step(self.now_s)
         finished, self.finished = self.finished, []
         over = self.worker.get_finished(finished, self.now_s)
@@ -283,17 +286,28 @@ class Engine:
         for key in over.stored:
             self.give_back(self.delayed.pop(key))
 
-    def _compute(self, request, count):
-        """Read all that was computed before, and write what gets full."""
+    def run_layer(self, number, scheduled):
+        self.worker.wait_for_layer(LAYERS[number])
+        self.compute(number, scheduled)
+        self.worker.save_layer(LAYERS[number])
+
+    def compute(self, number, scheduled):
+        for key, count in scheduled.items():
+            self._compute(self.requests[key], count, number)
+
+    def _compute(self, request, count, layer):
+        """Read all of a layer that was computed before, and write what gets full."""
         before, after = request.computed, request.computed + count
         for index, group in enumerate(self.groups.all):
             table, size = request.tables[index], group.block_size
             for place in range(group.first_needed(before), before // size):
-                right = request.content(index, place)
-                assert torch.equal(self._read(table[place]), right), "wrong KV"
+                right = request.content(index, place)[layer]
+                assert torch.equal(self._read(table[place], layer), right), "wrong KV"
             for place in range(before // size, after // size):
-                self._write(table[place], request.content(index, place))
-        request.computed = after
+                self._write_layer(layer, table[place], request.content(index, place)[layer])
+
+    def _go_on(self, request, count):
+        request.computed += count
         self.computed_tokens += count
         if request.computed == len(request.sequence):
             request.sequence.append(len(request.sequence))
@@ -330,15 +344,18 @@ class Engine:
         self._unwritten += blocks
         self.free += blocks
 
-    def _read(self, block):
-        return torch.stack([cache[:, block] for cache in self.caches.values()]).cpu()
+    def _read(self, block, layer):
+        return self.caches[LAYERS[layer]][:, block].cpu()
 
     def _write(self, block, content):
-        for layer, cache in enumerate(self.caches.values()):
-            part = content[layer] if content.dim() else content
-            if cache.is_cuda:  # Without a wait for what the engine has queued.
-                part = part.pin_memory().to(cache.device, non_blocking=True)
-            cache[:, block] = part
+        for layer in range(len(LAYERS)):
+            self._write_layer(layer, block, content)
+
+    def _write_layer(self, layer, block, part):
+        cache = self.caches[LAYERS[layer]]
+        if cache.is_cuda:  # Without a wait for what the engine has queued.
+            part = part.pin_memory().to(cache.device, non_blocking=True)
+        cache[:, block] = part
 
     # ── Its end ──────────────────────────────────────────────────────────────────────────────────
 

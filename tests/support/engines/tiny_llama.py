@@ -6,14 +6,11 @@ that differ only in their cached part would be answered alike, and a wrong hit w
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 VOCABULARY = 512
-LAYERS = 2
-HIDDEN = 128
-INTERMEDIATE = 256
-HEADS, KV_HEADS = 4, 2
 MAX_TOKENS = 2048
 SEED = 20_240_607
 
@@ -26,12 +23,24 @@ WORDS = range(_UNKNOWN + 1, VOCABULARY - len(_ROLES))
 _CHAT = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}assistant"
 
 
-def write_tiny_llama(directory: Path) -> None:
+class LlamaSize(NamedTuple):
+    """Of a model with heads of 32 numbers."""
+
+    layers: int = 2
+    hidden: int = 128
+    heads: int = 4
+    kv_heads: int = 2
+
+
+TINY = LlamaSize()
+
+
+def write_tiny_llama(directory: Path, size: LlamaSize = TINY) -> None:
     """Configuration, weights and tokenizer, as `vllm serve DIRECTORY` reads them."""
     directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / "config.json", _config())
+    _write_json(directory / "config.json", _config(size))
     write_tiny_tokenizer(directory)
-    write_safetensors(directory / "model.safetensors", _weights())
+    write_safetensors(directory / "model.safetensors", _weights(size))
 
 
 def write_tiny_tokenizer(directory: Path) -> None:
@@ -45,41 +54,42 @@ def word(token: int) -> str:
     return f"t{token}"
 
 
-def _config() -> dict:
+def _config(size: LlamaSize) -> dict:
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
-        "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS, "max_position_embeddings": MAX_TOKENS,
+        "vocab_size": VOCABULARY, "hidden_size": size.hidden, "intermediate_size": 2 * size.hidden,
+        "num_hidden_layers": size.layers, "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads, "max_position_embeddings": MAX_TOKENS,
         "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "hidden_act": "silu",
         "tie_word_embeddings": False, "bos_token_id": _END, "eos_token_id": _END,
     }  # fmt: skip
 
 
-def _weights() -> dict[str, np.ndarray]:
+def _weights(size: LlamaSize) -> dict[str, np.ndarray]:
+    hidden, intermediate = size.hidden, 2 * size.hidden
     rng = np.random.default_rng(SEED)
-    kv_hidden = HIDDEN // HEADS * KV_HEADS
+    kv_hidden = hidden // size.heads * size.kv_heads
 
     def normal(std: float, *shape: int) -> np.ndarray:
         return rng.normal(0, std, shape).astype(np.float32)
 
-    ones = np.ones(HIDDEN, np.float32)
+    ones = np.ones(hidden, np.float32)
     weights = {
-        "model.embed_tokens.weight": normal(1.0, VOCABULARY, HIDDEN),
+        "model.embed_tokens.weight": normal(1.0, VOCABULARY, hidden),
         "model.norm.weight": ones,
-        "lm_head.weight": normal(0.3, VOCABULARY, HIDDEN),
+        "lm_head.weight": normal(0.3, VOCABULARY, hidden),
     }
-    for layer in range(LAYERS):
+    for layer in range(size.layers):
         of_layer = {
             "input_layernorm": ones,
             "post_attention_layernorm": ones,
-            "self_attn.q_proj": normal(0.2, HIDDEN, HIDDEN),
-            "self_attn.k_proj": normal(0.2, kv_hidden, HIDDEN),
-            "self_attn.v_proj": normal(0.15, kv_hidden, HIDDEN),
-            "self_attn.o_proj": normal(0.15, HIDDEN, HIDDEN),
-            "mlp.gate_proj": normal(0.1, INTERMEDIATE, HIDDEN),
-            "mlp.up_proj": normal(0.1, INTERMEDIATE, HIDDEN),
-            "mlp.down_proj": normal(0.1, HIDDEN, INTERMEDIATE),
+            "self_attn.q_proj": normal(0.2, hidden, hidden),
+            "self_attn.k_proj": normal(0.2, kv_hidden, hidden),
+            "self_attn.v_proj": normal(0.15, kv_hidden, hidden),
+            "self_attn.o_proj": normal(0.15, hidden, hidden),
+            "mlp.gate_proj": normal(0.1, intermediate, hidden),
+            "mlp.up_proj": normal(0.1, intermediate, hidden),
+            "mlp.down_proj": normal(0.1, hidden, intermediate),
         }
         for name, weight in of_layer.items():
             weights[f"model.layers.{layer}.{name}.weight"] = weight

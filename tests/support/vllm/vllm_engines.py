@@ -147,6 +147,10 @@ class VllmEngine:
         except TimeoutError:
             raise AssertionError(f"{self.name} is not up:\n{self.log_tail()}") from None
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def _answers(self) -> bool:
         with suppress(httpx.HTTPError):
             return httpx.get(f"{self.url}/health", timeout=2).status_code == 200

@@ -51,7 +51,7 @@ class IssuedTransfers:
         """Return whether the worker follows this request, and will therefore report it."""
         return key in self._issued
 
-    def plan(self, iteration: int, slots: Sequence[Slot]) -> StepPlan:
+    def plan(self, iteration: int, slots: Sequence[Slot], *, is_preempting: bool) -> StepPlan:
         """Return the plan of an iteration with the operations of these slots, in order."""
         new_slots: list[NewSlot] = []
         operations: list[Operation] = []
@@ -63,7 +63,7 @@ class IssuedTransfers:
                 self._issue(slot.key, taken, new_slots)
                 operations += taken
         voided, self._voided = self._voided, []
-        return StepPlan(iteration, new_slots, operations, is_decoding, voided)
+        return StepPlan(iteration, new_slots, operations, is_decoding, voided, is_preempting)
 
     def void(self, uuids: Iterable[int]) -> None:
         """Add transfers to void: their results must be discarded."""
@@ -174,7 +174,8 @@ class ConnectorLeader:
             slots += [slot for each in step.new_requests if (slot := self._begin(each, step))]
             slots += [slot for each in step.cached_requests if (slot := self._go_on(each, step))]
             self._skip(step)
-            return self._worker.plan(self.iteration, slots)
+            is_preempting = bool(step.preempted)
+            return self._worker.plan(self.iteration, slots, is_preempting=is_preempting)
 
     def request_finished(self, key: RequestKey, now_s: float) -> bool:
         """Finish a request; return True if its blocks are freed later, after the worker's report.

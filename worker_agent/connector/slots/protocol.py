@@ -108,6 +108,8 @@ class StepPlan(Struct, frozen=True):
     """True if requests are decoded in it, which stores slow down."""
     voided: list[int] = []
     """Transfers of preempted requests; the engine overwrites the blocks, so discard the results."""
+    is_preempting: bool = False
+    """True if the engine may overwrite blocks of a request that has been loaded."""
 
 
 class StepReport(Struct, frozen=True):

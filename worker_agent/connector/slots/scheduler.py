@@ -95,9 +95,9 @@ class TransferScheduler:
         self.progress = progress
 
     @property
-    def waiting(self) -> int:
-        """Number of undecided transfers."""
-        return len(self._meetings)
+    def undecided(self) -> list[int]:
+        """The transfers that wait for their other side, or for the engine's progress."""
+        return list(self._meetings)
 
     @property
     def early_slots(self) -> int:

@@ -151,7 +151,7 @@ def _group(field: str, group: Any, kinds: CacheKinds) -> BlockGroup:
 def engine_geometry(
     config: Any, cache: Any, groups: tuple[BlockGroup, ...], settings: ConnectorSettings
 ) -> EngineGeometry:
-    """Return the engine facts for either half. Raises ConfigError for `tier_events`."""
+    """Return the engine facts for either half. Raises ConfigError for settings it contradicts."""
     parallel = config.parallel_config
     geometry = EngineGeometry(
         model=_model(config, cache, settings),
@@ -161,6 +161,9 @@ def engine_geometry(
         num_ranks=parallel.world_size,
         dp_rank=parallel.data_parallel_rank,
     )
+    if settings.layer_by_layer and len(groups) > 1:
+        reason = f"{len(groups)} groups of layers, which share memory"
+        raise ConfigError("layer_by_layer", reason, "false, with this model")
     unit = BlockGroups(groups).unit
     if settings.tier_events and geometry.block_size != unit:
         reason = f"full attention has blocks of {geometry.block_size} tokens, a window of {unit}"

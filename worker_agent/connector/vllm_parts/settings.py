@@ -76,6 +76,14 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
 
+    layer_by_layer: Annotated[
+        bool,
+        about(
+            "copy each layer's blocks once it is computed, and await each before it is computed; "
+            "with one kind of attention. CUDA graphs are then in pieces"
+        ),
+    ] = False
+
     @property
     def finds_peers(self) -> bool:
         """True if blocks are looked for at other engines, whether named here or by the agent."""

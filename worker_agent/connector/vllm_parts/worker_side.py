@@ -194,6 +194,7 @@ class WorkerSide:
     __slots__ = (
         "_control",
         "_events",
+        "_layers",
         "_lookups",
         "_peers",
         "_rank",
@@ -214,6 +215,8 @@ class WorkerSide:
         tensors = distinct(tensors, facts.num_blocks)
         groups = layout_groups(tensors, facts.num_blocks, facts.block_size)
         block_bytes = sum(group.config.block_bytes for group in groups)
+        self._layers = frozenset(tensors) if settings.layer_by_layer else frozenset()
+        """The layers that are copied one by one."""
         self._rank = facts.rank
         self._reported = ReportedCounts()
         self.given_up = 0
@@ -233,7 +236,13 @@ class WorkerSide:
             finder = None if self._peers is None else self._peers.finder
             self._lookups = _Lookups(stack, finder)
             self.worker = register_kv_caches(
-                agent, stack, tensors, groups, timeout_s, source_of=self._lookups.source_of
+                agent,
+                stack,
+                tensors,
+                groups,
+                timeout_s,
+                source_of=self._lookups.source_of,
+                is_layered=settings.layer_by_layer,
             )
             if settings.control_listen:
                 self._control = self._controlled(settings, facts)
@@ -258,7 +267,8 @@ class WorkerSide:
 
     def void(self, message: bytes) -> None:
         """Give up transfers before the engine overwrites their blocks; may be repeated."""
-        self.worker.void(instructions(message).plan.voided)
+        plan = instructions(message).plan
+        self.worker.void(plan.voided, is_preempting=plan.is_preempting)
 
     def begin(self, message: bytes) -> None:
         """Begin a step with its instructions. Raises InvalidFieldError if it is out of order."""
@@ -272,6 +282,19 @@ class WorkerSide:
         for each in received.given_up:
             self.given_up += 1
             self.worker.give_up_load(each.key, each.blocks)
+
+    def wait_for_layer(self, name: str) -> None:
+        """Let the engine compute a layer once it is loaded.
+
+        Layers without blocks of their own, which read another's, need no wait.
+        """
+        if name in self._layers:
+            self.worker.wait_for_layer(name)
+
+    def save_layer(self, name: str) -> None:
+        """Begin to store a layer that the engine has computed."""
+        if name in self._layers:
+            self.worker.save_layer(name)
 
     def finished(self, keys: Iterable[str], now_s: float) -> FinishedTransfers:
         """Finish requests, and return those with transfers that ended since the last call."""

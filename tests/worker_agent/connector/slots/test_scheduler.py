@@ -72,7 +72,7 @@ def test_both_sides_and_the_requirement_in_any_order(requirement, meet, order):
         scheduler.advance()
         ways[place](scheduler)
     assert scheduler.take_decisions() == [Decided(1, EXECUTE)]
-    assert scheduler.waiting == 0
+    assert len(scheduler.undecided) == 0
 
 
 def test_without_a_requirement_both_sides_suffice():
@@ -126,7 +126,7 @@ def test_cancelled_before_it_is_decided():
     scheduler.completed("r", 1)
     from_leader(scheduler)  # which did not know
     assert scheduler.take_decisions() == [Decided(1, CANCEL)] * 2
-    assert scheduler.waiting == 0
+    assert len(scheduler.undecided) == 0
 
 
 def test_transfers_of_a_forgotten_request_are_cancelled():

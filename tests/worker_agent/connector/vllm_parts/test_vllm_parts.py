@@ -1,6 +1,7 @@
 """What the connector for vLLM is made of, without vLLM: objects of its shape stand for its own."""
 
 import asyncio
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -75,7 +76,7 @@ def test_tiers_have_the_agent_s_names():
     ours = {each.name for each in settings_of(settings)}
     agents = {each.name for each in settings_of(ReferenceConfig())}
     special = {"cache_model", "tier_events", "share_listen", "share_peers", "control_listen"}
-    assert ours - agents == special
+    assert ours - agents == special | {"layer_by_layer"}
 
 
 KEYED = {"host_cache_blocks": 1, "block_key_file": "k"}
@@ -220,6 +221,13 @@ def test_blocks_that_routers_could_not_name_are_not_published():
     groups = groups_of(cache_config(FullAttention(8), SlidingWindow()), KINDS)
     settings = connector_settings({"host_cache_blocks": 1, "tier_events": "tcp://x:1"})
     with pytest.raises(ConfigError, match="tier_events: full attention has blocks of 8 tokens"):
+        engine_geometry(engine_config(), cache_config(), groups, settings)
+
+
+def test_layers_that_share_memory_are_not_copied_one_by_one():
+    groups = groups_of(cache_config(FullAttention(), SlidingWindow()), KINDS)
+    settings = connector_settings({"host_cache_blocks": 1, "layer_by_layer": True})
+    with pytest.raises(ConfigError, match="layer_by_layer: 2 groups of layers"):
         engine_geometry(engine_config(), cache_config(), groups, settings)
 
 
@@ -389,7 +397,15 @@ def halves():
     halves.worker.close()
 
 
-def test_stored_blocks_are_loaded(halves):
+@pytest.mark.parametrize("is_layered", [False, True])
+def test_stored_blocks_are_loaded(is_layered):
+    settings = {"host_cache_blocks": 32, "onboard_always": True, "layer_by_layer": is_layered}
+    with closing(Halves(connector_settings(settings))) as halves:
+        halves.started()
+        stores_and_loads(halves)
+
+
+def stores_and_loads(halves):
     stored = computed(halves)
     halves.scheduler.begin(Request("b", list(range(10))))
     matched = halves.scheduler.matched("b", 0, halves.now_s)
