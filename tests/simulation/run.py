@@ -1,6 +1,6 @@
 """Runs scenarios by seed: many on all cores, or one with every fault and request shown.
 
-python -m simulation.run --runs 20000
+python -m simulation.run --runs 20000 [--hybrid] [--write]
 python -m simulation.run --seed 4711 [--faults 3] [--shrink]
 """
 
@@ -129,6 +129,27 @@ def show(seed, faults, shrink):
     return result
 
 
+def keep_totals(section, facts, runs, failed):
+    """Keep how many runs there were, and how many failed, in `benchmarks/results`."""
+    from report import keep  # needs benchmarks/, which runs that keep nothing do without
+    from timing import Bounded
+
+    rows = [
+        Bounded("runs", runs, 20_000, "runs", 20_000, lower=False),
+        Bounded("failed", failed, 1, "runs", 0, lower=True, note="a wrong answer called exact, "
+                "a ghost, or a block lost for good"),
+    ]  # fmt: skip
+    keep("simulation", facts, {section: rows})
+
+
+def facts_of(options):
+    """Return machine, commit, date and load as of now."""
+    from report import Benchmark
+
+    kind = "runs with hybrid models" if options.hybrid else "runs"
+    return Benchmark("simulation", "", f"{kind}, from seed {options.first} on").facts()
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="simulation.run")
     parser.add_argument("--seed", type=int, help="replay one run")
@@ -139,6 +160,9 @@ def main(arguments=None):
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--hybrid", action="store_true", help="only runs with hybrid models")
+    parser.add_argument(
+        "--write", action="store_true", help="keep the totals in benchmarks/results"
+    )
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     options = parser.parse_args(arguments)
     if options.seed is not None:
@@ -147,11 +171,13 @@ def main(arguments=None):
     if options.hybrid:
         seeds = filter(lambda seed: draw(seed).has_hybrids, seeds)
     seeds, started_s = list(itertools.islice(seeds, options.runs)), time.perf_counter()
-    totals = Totals()
+    totals, facts = Totals(), facts_of(options) if options.write else None
     is_alone = options.processes == 1
     for result in run_seeds(seeds) if is_alone else run_many(seeds, options.processes):
         totals.add(result)
     print(*totals.lines(), sep="\n")
+    if facts is not None:
+        keep_totals("hybrid" if options.hybrid else "all", facts, totals.runs, len(totals.failed))
     print(f"{totals.runs / (time.perf_counter() - started_s):.0f} runs/s")
     return bool(totals.failed)
 
