@@ -1,8 +1,11 @@
 """The template of NATS users, on a real nats-server: each does its work, and nothing else."""
 
+import asyncio
+import json
 import re
 import time
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,12 +16,15 @@ from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
 from router.runtime.bus.connection import connection
 from router.runtime.security.nats_access import NatsAccess
+from support.blocks.vllm_halves import computed
 from support.fleets.agents import RunningAgent
+from support.fleets.bridges import looked_up, tiered
 from support.fleets.forwarding import RunningForward
 from support.processes.guarded_nats import GuardedNats
 from support.processes.running import RunningRouter
 from support.processes.servers import eventually, free_port
 from support.values.indexing import RunningIndex
+from worker_agent.bridge import peer_watch
 
 ROOT = Path(__file__).parents[2]
 USERS = (ROOT / "deploy/nats/users.conf").read_text()
@@ -90,6 +96,49 @@ async def test_every_role_does_all_of_its_work(server):
             assert await answers(bus, SUBJECTS.load_wanted(RANK), b"")
             asked = encode_range_request(RangeRequest())
             assert await answers(bus, SUBJECTS.events_wanted(RANK), asked)
+    assert server.violations() == []
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    key = tmp_path / "key"
+    key.write_text("5e" * 32)
+    key.chmod(0o600)
+    return str(key)
+
+
+async def test_agents_import_each_other_s_blocksets(server, key_file):
+    fields = {**settings(server, "agent"), "share": True, "block_key_file": key_file}
+    first = RunningAgent(server.url, worker_id=1, name="w1", **fields)
+    second = RunningAgent(server.url, worker_id=2, name="w2", **fields)
+    async with first.running() as first, second.running() as second:
+        handed = {"kv_transfer_params": {"do_remote_decode": True}, "max_tokens": 1}
+        _, answer = await first.complete(PROMPT, **handed)
+        params = {**answer["kv_transfer_params"], "do_remote_prefill": True}
+        await second.complete(PROMPT, kv_transfer_params=params)
+        report = (await second.client.get("/blocksets")).json()
+        assert [each["worker_id"] for each in report["imported"]["0"]] == [1]
+    assert server.violations() == []
+
+
+async def test_agents_beside_engines_find_peers_and_answer_operators(
+    server, key_file, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(peer_watch, "ROUND_S", 0.1)
+    user = settings(server, "agent")
+    async with (
+        tiered(server.url, tmp_path, key_file, 7, **user) as (_, holding),
+        tiered(server.url, tmp_path, key_file, 8, **user) as (_, asking),
+        connected(server, "operator") as bus,
+    ):
+        await asyncio.to_thread(looked_up, holding, "a")
+        computed(holding)
+        keys = map(str, count())
+        await eventually(lambda: asyncio.to_thread(lambda: looked_up(asking, next(keys)) == 8))
+        status = json.loads(await answers(bus, SUBJECTS.tiers(7), b'{"method": "tiers_status"}'))
+        assert "G2" in json.dumps(status)
+        reset = b'{"method": "tiers_reset_pool", "level": "G2"}'
+        assert "reset" in json.loads(await answers(bus, SUBJECTS.tiers(7), reset))["ranks"][0]
     assert server.violations() == []
 
 
