@@ -48,6 +48,7 @@ from worker_agent.sharing.blockset import (
 from worker_agent.sharing.errors import BlocksetError, PeerError
 from worker_agent.sharing.peer_wire import (
     Challenge,
+    End,
     Find,
     Found,
     Get,
@@ -59,6 +60,7 @@ from worker_agent.sharing.peer_wire import (
     Proof,
     Put,
     Released,
+    Request,
     Sent,
     Taken,
     Welcome,
@@ -74,7 +76,10 @@ _LISTED = BlockDescriptorList(1, 0, Mutability.IMMUTABLE, (0, 1, 7), "lease", 1)
 
 HANDSHAKE = [Challenge(1, bytes(32)), Proof(bytes(32), bytes(32)), Welcome(bytes(32))]
 _NAMED = [bytes(16), b"x" * 16]
-REQUESTS = [Get(_LISTED, True), GetNamed(_NAMED), Put(_LISTED), Find(_NAMED)]
+REQUESTS = [
+    Get(_LISTED, True), Get(_LISTED, True, _NAMED), GetNamed(_NAMED), Put(_LISTED), Find(_NAMED),
+    End("lease"),
+]  # fmt: skip
 REPLIES = [
     Sent([1], 768), Mapped([0], 768, 0, 8192, [0, 768], {0: 7}, True), Taken(), Go(768),
     Written([2]), Released(), Found([0, 1]), PeerRefused("rule", "reason é"),
@@ -289,7 +294,7 @@ TARGETS = [
         _peer_seeds(HANDSHAKE), (PeerError,), "msgpack",
     ),
     Target(
-        "peer_requests", _peer_messages(Get | GetNamed | Put | Find), _peer_seeds(REQUESTS),
+        "peer_requests", _peer_messages(Request), _peer_seeds(REQUESTS),
         (PeerError,), "msgpack",
     ),
     Target(

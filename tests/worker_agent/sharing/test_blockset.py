@@ -199,6 +199,7 @@ def test_a_lease_lets_use_its_blocks_until_it_ends(tier):
     ("change", "rule"),
     [
         ({"worker_id": 1}, "other_epoch"),
+        ({"dp_rank": 1}, "other_epoch"),
         ({"epoch": 4}, "other_epoch"),
         ({"lease": "guess"}, "lease_unknown"),
         ({"block_set_idx": 0}, "not_leased"),
@@ -239,6 +240,18 @@ def test_written_blocks_return_to_their_owner(tier):
     leases.take_back("name").register([named(1)]).release()
     assert tier.pool.matching([named(1).identity]) == 1
     assert len(leases) == 0
+
+
+def test_recipients_end_leases_to_read_and_owners_those_to_write(tier):
+    leases = Leases(Rank(1337, 0), 5)
+    leases.grant(tier.allocate(1).register([named(1)]), 1, "read", 10.0)
+    written = leases.grant(tier.allocate(2), 1, "write", 10.0)
+    for name in ("read", "write", "guess", "read"):
+        leases.end(name)
+    assert (len(leases), leases.leased_blocks(1), leases.counters.ended) == (1, 2, 1)
+    assert rule_of(leases, written, is_write=True) is None
+    leases.close()
+    assert tier.pool.used_blocks == 0
 
 
 def test_only_held_blocks_are_described(tier):
