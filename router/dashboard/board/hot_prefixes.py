@@ -21,7 +21,8 @@ class HotPrefix(Struct, frozen=True):
     """A prefix, identified by the public sequence hash of its last block, in hexadecimal.
 
     Hexadecimal, because 64-bit numbers are not safe in JSON. At least `count - excess` sampled
-    decisions found it, at most `count`.
+    decisions found it, at most `count`. `within`: the longest other prefix shown that it begins
+    with, if any.
     """
 
     model_name: str
@@ -31,6 +32,7 @@ class HotPrefix(Struct, frozen=True):
     tokens: int
     count: int
     excess: int
+    within: str | None
 
 
 class _Counter:
@@ -94,6 +96,8 @@ class HotPrefixes:
             if each.count > 1 and children.get(key, 0) < SAME_SHARE * each.count
         ]
         shown.sort(key=lambda item: (-item[1].count * item[1].tokens, item[0]))
+        shown = shown[:most]
+        names = {key for key, _ in shown}
         return [
             HotPrefix(
                 scope.model_name,
@@ -103,9 +107,18 @@ class HotPrefixes:
                 each.tokens,
                 each.count,
                 each.excess,
+                self._within(each, names),
             )
-            for (scope, sequence_hash), each in shown[:most]
+            for (scope, sequence_hash), each in shown
         ]
+
+    def _within(self, counter: _Counter, names: set[tuple[Scope, int]]) -> str | None:
+        """Return the longest of the named prefixes that another one begins with, if any."""
+        parent = counter.parent
+        while parent is not None and parent not in names:
+            before = self._counters.get(parent)
+            parent = None if before is None else before.parent
+        return None if parent is None else f"{parent[1]:016x}"
 
     def _make_room(self) -> int:
         """Drop the rarest counter if all are in use; return its count, else 0. O(capacity)."""

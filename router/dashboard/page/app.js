@@ -143,11 +143,24 @@ function showTheme() {
 
 byId("help-button").addEventListener("click", () => byId("help").showModal());
 
+/** Let arrows go from the search through the workers that it found, and back; return whether they did. */
+function arrows(event) {
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  const found = [byId("workers-find"), ...document.querySelectorAll("#workers tbody th button")];
+  const from = found.indexOf(document.activeElement);
+  if (!step || from < 0 || document.querySelector("dialog[open]") || !found[from + step]) return false;
+  found[from + step].focus();
+  event.preventDefault();
+  return true;
+}
+
 document.addEventListener("keydown", (event) => {
   const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName);
+  if (arrows(event)) return;
   if (isTyping || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (event.key === "/") byId("workers-find").focus();
   else if (event.key === "?") byId("help").showModal();
+  else if (event.key === "t") lookBox.open();
   else return;
   event.preventDefault();
 });

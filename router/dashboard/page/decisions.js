@@ -87,6 +87,6 @@ function nobodyAsked() {
     "div",
     { class: "empty" },
     h("p", {}, "No decisions yet."),
-    h("p", {}, "Send a request through the router, or try a prompt under “Where would this prompt go?”."),
+    h("p", {}, "Send a request through the router, or try a prompt, which books nothing."),
   );
 }

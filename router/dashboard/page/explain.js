@@ -151,7 +151,7 @@ function candidatesTable(decision, store) {
     { class: "scroller", role: "region", tabindex: "0", "aria-label": "Candidates, compared" },
     h(
       "table",
-      { class: "candidates" },
+      { class: "candidates stack" },
       h("caption", { class: "unseen" }, "Candidates of this decision, the chosen one first"),
       h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, shown.map((each, i) => candidateRow(each, i, decision, store, most, isByChance))),
@@ -182,18 +182,18 @@ function candidateRow(each, i, decision, store, most, isByChance) {
     ),
     h(
       "td",
-      { class: "wide" },
+      { class: "wide", "data-label": "Prompt held" },
       heldBar(each, decision),
       h("span", { class: "note" }, `${percent(cachedShare(each, decision))}, ${plural(each.predicted_cached_blocks, "block")}`),
     ),
-    h("td", { class: "wide" }, track, h("span", { class: "note" }, unit(each.cost))),
+    h("td", { class: "wide", "data-label": "Cost" }, track, h("span", { class: "note" }, unit(each.cost))),
     h(
       "td",
-      {},
+      { "data-label": "First token" },
       seconds(each.predicted.time_to_first_token_s),
       h("span", { class: "note" }, plural(each.active_requests, "request")),
     ),
-    isByChance ? h("td", {}, each.chance === null ? "–" : percent(each.chance)) : null,
+    isByChance ? h("td", { "data-label": "Chance" }, each.chance === null ? "–" : percent(each.chance)) : null,
   );
 }
 

@@ -1,7 +1,7 @@
 // The tiles: cache hits, load, and trust in the caches.
 
 import { bar, byId, h, replace, say, svg } from "./dom.js";
-import { compact, count, percent, plural, rate, seconds } from "./format.js";
+import { clock, compact, count, percent, plural, rate, seconds } from "./format.js";
 
 export const TRUST = ["exact", "lagging", "approximate", "degraded", "blind", "unreachable"];
 
@@ -9,14 +9,14 @@ export function showGlance(store) {
   const { totals, history } = store;
   say(byId("hits"), percent(totals.actual_hits ?? totals.predicted_hits));
   say(byId("hits-note"), hitsNote(totals));
-  curve(byId("hits-curve"), history, ["predicted_hits", "actual_hits"], 1, hitsLabel(totals));
+  CURVES.hits.show(history, hitsLabel(totals));
   const last = history.at(-1);
   say(byId("rate"), last ? rate(last.decisions_per_s) : "–");
-  curve(byId("rate-curve"), history, ["decisions_per_s"], 0, "decisions a second, means of 10 seconds");
+  CURVES.rate.show(history, "decisions a second, means of 10 seconds");
   say(byId("rate-note"), `${compact(totals.decisions)} so far, ${compact(totals.prompt_tokens)} prompt tokens`);
   say(byId("active"), count(totals.active_requests));
   say(byId("waiting"), totals.waiting_requests ? `and ${compact(totals.waiting_requests)} waiting` : "none waiting");
-  curve(byId("active-curve"), history, ["active_requests", "waiting_requests"], 0, "requests in flight, and waiting");
+  CURVES.active.show(history, "requests in flight, and waiting");
   const saved = totals.predicted_cached_tokens;
   say(byId("active-note"), `${compact(saved)} prompt tokens saved`);
   showTrust(store);
@@ -28,15 +28,15 @@ function showLatency({ history, latencies, ...store }) {
   const last = history.at(-1);
   say(byId("ttft"), seconds(last?.ttft_s));
   say(byId("ttft-note"), last?.predicted_ttft_s == null ? "no recent reports" : `${seconds(last.predicted_ttft_s)} predicted`);
-  curve(byId("ttft-curve"), history, ["predicted_ttft_s", "ttft_s"], 0, "mean time to the first token, predicted and measured", seconds);
+  CURVES.ttft.show(history, "mean time to the first token, predicted and measured");
   const place = byId("latencies");
   const text = JSON.stringify(latencies);
   place.hidden = latencies.length === 0;
   byId("latencies-empty").hidden = latencies.length > 0;
   if (place.dataset.text === text) return;
   place.dataset.text = text;
-  const cell = (...parts) => h("td", {}, ...parts);
-  const pair = (measured, predicted) => cell(seconds(measured), predicted === null ? null : h("span", { class: "sub" }, `${seconds(predicted)} predicted`));
+  const cell = (name, ...parts) => h("td", { "data-label": name }, ...parts);
+  const pair = (name, measured, predicted) => cell(name, seconds(measured), predicted === null ? null : h("span", { class: "sub" }, `${seconds(predicted)} predicted`));
   replace(
     place.tBodies[0],
     latencies.map((row) =>
@@ -44,10 +44,10 @@ function showLatency({ history, latencies, ...store }) {
         "tr",
         {},
         h("th", { scope: "row" }, row.worker_id === null ? row.model_name : (store.workers.get(row.worker_id)?.name ?? `worker ${row.worker_id}`), h("span", { class: "sub" }, row.worker_id === null ? "all its workers" : row.model_name)),
-        pair(row.ttft_s, row.predicted_ttft_s),
-        pair(row.tpot_s, row.predicted_tpot_s),
-        cell(seconds(row.request_s)),
-        cell(count(row.requests), row.without_first_token ? h("span", { class: "sub" }, `${count(row.without_first_token)} not streamed, or failed`) : null),
+        pair("First token", row.ttft_s, row.predicted_ttft_s),
+        pair("Per output token", row.tpot_s, row.predicted_tpot_s),
+        cell("Whole request", seconds(row.request_s)),
+        cell("Requests", count(row.requests), row.without_first_token ? h("span", { class: "sub" }, `${count(row.without_first_token)} not streamed, or failed`) : null),
       ),
     ),
   );
@@ -86,28 +86,70 @@ const HEIGHT = 40;
 const SPAN_S = 900;
 const SHORTEST_S = 60;
 
-/** Draw curves over the last minutes; `top` is the end of the scale, 0 for a round number above the highest value. */
-function curve(place, history, names, top, label, unit = null) {
-  const highest = top || above(Math.max(unit ? 0.001 : 1, ...history.map((point) => Math.max(...names.map((name) => point[name] ?? 0)))));
-  const now = history.at(-1)?.at ?? 0;
-  const spanS = Math.min(SPAN_S, Math.max(SHORTEST_S, now - (history[0]?.at ?? now)));
-  const scale = { now, spanS, highest };
-  const lines = names.map((name, i) => svg("path", { d: path(history, name, scale), class: i ? "second" : "first" }));
-  const area = names.length === 1 ? [svg("path", { d: path(history, names[0], scale, true), class: "area" })] : [];
-  const grid = [0, 0.5, 1].map((part) => svg("line", { x1: 0, x2: WIDTH, y1: HEIGHT * part, y2: HEIGHT * part }));
-  const format = unit ?? ((value) => top === 1 ? percent(value) : value < 10 ? rate(value) : compact(value));
-  place.replaceChildren(
-    h("span", { class: "scale", "aria-hidden": "true" }, h("span", {}, format(highest)), h("span", {}, format(highest / 2)), h("span", {}, "0")),
-    svg(
-      "svg",
-      { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${label}, up to ${format(highest)}` },
-      ...grid,
-      ...area,
-      ...lines,
-    ),
-    h("span", { class: "span", "aria-hidden": "true" }, h("span", {}, spanS < 120 ? `${Math.round(spanS)} s ago` : `${Math.round(spanS / 60)} min ago`), h("span", {}, "now")),
-  );
+/** Curves over the last minutes. `names`: their columns of the history, and what a reader calls each. */
+class Curve {
+  /** `top`: the end of the scale; 0 for a round number above the highest value. */
+  constructor(id, names, top = 0, format = (value) => (value < 10 ? rate(value) : compact(value))) {
+    Object.assign(this, { place: byId(id), names, top, format, history: [], pointed: null });
+    this.place.addEventListener("pointermove", (event) => {
+      const { left, width } = this.place.querySelector("svg").getBoundingClientRect();
+      this.pointed = Math.min(1, Math.max(0, (event.clientX - left) / width));
+      this.draw();
+    });
+    this.place.addEventListener("pointerleave", () => {
+      this.pointed = null;
+      this.draw();
+    });
+  }
+
+  show(history, label) {
+    Object.assign(this, { history, label });
+    this.draw();
+  }
+
+  draw() {
+    const { history, top, format, label } = this;
+    if (!history.length) return;
+    const names = Object.keys(this.names);
+    const least = format === seconds ? 0.001 : 1;
+    const highest = top || above(Math.max(least, ...history.map((point) => Math.max(...names.map((name) => point[name] ?? 0)))));
+    const now = history.at(-1).at;
+    const spanS = Math.min(SPAN_S, Math.max(SHORTEST_S, now - history[0].at));
+    const scale = { now, spanS, highest };
+    const lines = names.map((name, i) => svg("path", { d: path(history, name, scale), class: i ? "second" : "first" }));
+    const area = names.length === 1 ? [svg("path", { d: path(history, names[0], scale, true), class: "area" })] : [];
+    const grid = [0, 0.5, 1].map((part) => svg("line", { x1: 0, x2: WIDTH, y1: HEIGHT * part, y2: HEIGHT * part }));
+    this.place.replaceChildren(
+      h("span", { class: "scale", "aria-hidden": "true" }, h("span", {}, format(highest)), h("span", {}, format(highest / 2)), h("span", {}, "0")),
+      svg(
+        "svg",
+        { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${label}, up to ${format(highest)}` },
+        ...grid,
+        ...area,
+        ...lines,
+        ...(this.pointed === null ? [] : [svg("line", { class: "pointed", x1: WIDTH * this.pointed, x2: WIDTH * this.pointed, y1: 0, y2: HEIGHT })]),
+      ),
+      h("span", { class: "span", "aria-hidden": "true" }, ...this.words(now, spanS)),
+    );
+  }
+
+  /** Return the ends of the time shown, or the values at the pointer. */
+  words(now, spanS) {
+    const ends = [spanS < 120 ? `${Math.round(spanS)} s ago` : `${Math.round(spanS / 60)} min ago`, "now"];
+    if (this.pointed === null) return ends.map((text) => h("span", {}, text));
+    const at = now - (1 - this.pointed) * spanS;
+    const nearest = this.history.reduce((best, point) => (Math.abs(point.at - at) < Math.abs(best.at - at) ? point : best));
+    const values = Object.entries(this.names).map(([name, text]) => `${nearest[name] === null ? "–" : this.format(nearest[name])}${text}`);
+    return [h("b", {}, `${clock(nearest.at)}: ${values.join(", ")}`)];
+  }
 }
+
+const CURVES = {
+  hits: new Curve("hits-curve", { predicted_hits: " predicted", actual_hits: " reported" }, 1, percent),
+  rate: new Curve("rate-curve", { decisions_per_s: " a second" }),
+  active: new Curve("active-curve", { active_requests: " in flight", waiting_requests: " waiting" }),
+  ttft: new Curve("ttft-curve", { predicted_ttft_s: " predicted", ttft_s: " measured" }, 0, seconds),
+};
 
 /** The next of 1, 2, 5, 10, 20, … that is no smaller. */
 function above(value) {

@@ -16,6 +16,8 @@ export class LookBox {
     this.store = store;
     this.announce = announce;
     this.scopes = "";
+    byId("drawer-button").addEventListener("click", () => this.open());
+    byId("drawer-close").addEventListener("click", () => byId("drawer").close());
     byId("look-kind").addEventListener("change", () => say(byId("prompt-help"), HELP[byId("look-kind").value]));
     byId("look").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -24,6 +26,11 @@ export class LookBox {
     byId("prompt").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("look").requestSubmit();
     });
+  }
+
+  open() {
+    byId("drawer").showModal();
+    byId("prompt").focus();
   }
 
   /** Show the models that may be selected. */

@@ -4,6 +4,7 @@ import { bar, byId, h, Keyed, replace, say, set } from "./dom.js";
 import { TIERS } from "./explain.js";
 import { compact, count, percent, plural } from "./format.js";
 import { TRUST } from "./glance.js";
+import { Heat } from "./heat.js";
 
 const COLUMNS = [
   ["name", "Worker", (row) => row.worker.name, "ascending"],
@@ -32,6 +33,7 @@ export class Workers {
     this.read();
     this.body = new Keyed(byId("workers").tBodies[0], () => makeRow(open));
     replace(byId("tier-key"), TIERS.map(([name, where]) => h("li", {}, h("i", { class: name }), where)));
+    this.heat = new Heat(open);
     this.heads();
     for (const id of Object.values(FILTERS)) {
       byId(id).addEventListener("input", () => {
@@ -108,11 +110,12 @@ export class Workers {
     const text = JSON.stringify(models);
     if (place.hidden || place.dataset.text === text) return;
     place.dataset.text = text;
-    const cell = (value) => h("td", { class: "number" }, compact(value));
+    const heads = [...place.tHead.querySelectorAll("th")].map((each) => each.textContent);
+    const cell = (i, text) => h("td", { class: "number", "data-label": heads[i] }, text);
     replace(
       place.tBodies[0],
       models.map(([name, each]) =>
-        h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "number" }, `${count(each.schedulable)} of ${count(each.workers)}`), cell(each.doubted), cell(each.requests), cell(each.waiting), cell(each.prefill_tokens)),
+        h("tr", {}, h("th", { scope: "row" }, name), cell(1, `${count(each.schedulable)} of ${count(each.workers)}`), cell(2, compact(each.doubted)), cell(3, compact(each.requests)), cell(4, compact(each.waiting)), cell(5, compact(each.prefill_tokens))),
       ),
     );
   }
@@ -126,6 +129,7 @@ export class Workers {
     this.showModels();
     set(byId("workers-worst"), "aria-pressed", String(this.sort === WORST));
     const rows = this.rows();
+    this.heat.show(rows);
     const size = Number(byId("workers-rows").value);
     const pages = Math.max(1, Math.ceil(rows.length / size));
     this.page = Math.min(Math.max(this.page, 0), pages - 1);
@@ -191,7 +195,7 @@ function found(worker, rank, wanted) {
 
 /** A row that changes only cells with different content. */
 function makeRow(open) {
-  const cells = [h("th", { scope: "row" }), ...["cell-trust", "cell-load", "cell-tiers", "cell-hits", "cell-hits"].map((c) => h("td", { class: c }))];
+  const cells = [h("th", { scope: "row" }), ...["cell-trust", "cell-load", "cell-tiers", "cell-hits", "cell-hits"].map((c, i) => h("td", { class: c, "data-label": COLUMNS[i + 1][1] }))];
   const element = h("tr", {}, cells);
   const said = [];
   const put = (i, key, make) => {

@@ -50,6 +50,18 @@ def test_prefixes_are_ordered_by_saved_tokens():
     assert len(prefixes.top(1)) == 1
 
 
+def test_prefix_names_the_shown_one_that_it_begins_with():
+    prefixes = HotPrefixes()
+    for _ in range(9):
+        prefixes.note(SCOPE, path(*"abcd"), 4, 4)
+    for _ in range(3):
+        prefixes.note(SCOPE, path(*"abcdefghijklmnop"), 16, 4)
+    shorter = f"{int(path(*'abcd')[-1]):016x}"
+    shown = {each.blocks: each.within for each in prefixes.top(5)}
+    assert shown == {4: None, 16: shorter}
+    assert [each.within for each in prefixes.top(1)] == [None]
+
+
 def test_unused_prefixes_fade():
     prefixes = HotPrefixes()
     for _ in range(5):
