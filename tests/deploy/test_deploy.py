@@ -37,27 +37,28 @@ def test_workers_have_ids_of_their_own():
     assert len(set(ids)) == 2
 
 
-def test_beside_vllm_the_agents_settings_are_known_and_meet_the_engines():
-    assert load_router_config([], VLLM_SERVICES["router"]["environment"])
-    config = flat(load_agent_config([], VLLM_SERVICES["bridge-1"]["environment"]))
-    check_meets("vllm-1", config, VLLM_SERVICES["vllm-1"]["command"])
-
-
-def check_meets(host, config, command):
-    """The engine's sockets are where the agent looks for them."""
-    events = json.loads(command[command.index("--kv-events-config") + 1])
-    assert config.engine == "vllm"
-    assert config.zmq == events["endpoint"].replace("*", host)
-    assert config.replay == events["replay_endpoint"].replace("*", host)
-    assert events["topic"].startswith(config.topic)
-    assert f"--max-num-batched-tokens={config.max_num_batched_tokens}" in command
-    assert config.metrics_url == f"http://{host}:8000/metrics"
+def test_vllms_of_compose_are_attached_by_their_names_with_their_events():
+    router = VLLM_SERVICES["router"]
+    config = load_router_config([], settings_of("router") | router["environment"])
+    engines = [name for name in VLLM_SERVICES if name.startswith("vllm")]
+    assert config.attach.workers.split(",") == [f"http://{name}:8000" for name in engines]
+    assert len(engines) == 2
+    ports = (flat(config).openai_port, flat(config).http_port)
+    assert router["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
+    for name in engines:
+        command = VLLM_SERVICES[name]["command"]
+        events = json.loads(command[command.index("--kv-events-config") + 1])
+        assert events["enable_kv_cache_events"]
+        # `*` is the engine's own name to the router; another host would not be followed.
+        assert {events[end].rpartition(":")[0] for end in ("endpoint", "replay_endpoint")} == {
+            "tcp://*"
+        }
 
 
 def test_every_image_target_exists():
     services = [*SERVICES.values(), *VLLM_SERVICES.values()]
     targets = {s["build"]["target"] for s in services if "build" in s}
-    assert targets == {"router", "worker-agent", "bridge"}
+    assert targets == {"router", "worker-agent"}
     assert targets <= STAGES.keys()
 
 
