@@ -43,7 +43,9 @@ class ShadowOffError(KvRouterError):
     http_status = 409
 
     def __init__(self) -> None:
-        super().__init__("nothing is compared: this router decides (allowed: with --shadow)")
+        super().__init__(
+            "nothing is compared: this router decides (allowed: with --shadow or --shadow-policy)"
+        )
         self.setting = "shadow"
 
 

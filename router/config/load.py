@@ -173,6 +173,12 @@ RULES: tuple[ConflictRule, ...] = (
         "a shadow router binds no session",
     ),
     ConflictRule(
+        "shadow_policy",
+        "shadow",
+        lambda c: bool(c.shadow_policy) and c.shadow,
+        "a shadow router compares its own choices already",
+    ),
+    ConflictRule(
         "router_queue_policy",
         "router_queue_threshold",
         lambda c: c.router_queue_threshold is None,

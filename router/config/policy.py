@@ -98,6 +98,13 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
             unit="GROUP=POLICY,…",
         ),
     ] = ""
+    shadow_policy: Annotated[
+        str,
+        about(
+            "policy that chooses beside the one in force, only to be compared; empty: none",
+            unit="POLICY",
+        ),
+    ] = ""
     overlap_score_weight: Annotated[
         float,
         _placing(

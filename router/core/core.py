@@ -49,7 +49,12 @@ from router.protocol.replicas import (
     HandedOver,
     ProgressTold,
 )
-from router.protocol.requests import PotentialLoadsRequest, PromptRequest, SelectRequest
+from router.protocol.requests import (
+    ConfigOverride,
+    PotentialLoadsRequest,
+    PromptRequest,
+    SelectRequest,
+)
 from router.protocol.values import TIERS, Identity, Rank, Scope, unpack_hashes
 from router.scheduler.eligibility import Eligibility
 from router.scheduler.objectives import ObjectiveRules
@@ -252,6 +257,17 @@ class RouterCore:
     def weigh(self, request: PotentialLoadsRequest, prompt: Prompt, now_s: float) -> TermTable:
         """Return the terms of every rank of a scope that may be chosen; there may be none."""
         return self._placer.weigh(request, prompt, now_s)
+
+    def place_under(
+        self, policy: str, request: SelectRequest, prompt: Prompt, now_s: float, rng: Random
+    ) -> Placement:
+        """Return where another policy would place a request; only that policy's state changes.
+
+        Raises NoEndpointsError, WorkersOverloadedError, SloNotMetError.
+        """
+        override = replace(request.router_config_override or ConfigOverride(), policy=policy)
+        asked = replace(request, router_config_override=override)
+        return self._placer.place(asked, prompt, now_s, rng=rng)
 
     def dump(self) -> Iterator[tuple[Scope, RankBlocks]]:
         """Yield all held blocks by scope, rank and tier; estimated ones of ranks without events."""

@@ -147,12 +147,17 @@ class Placer:
         self.gate.reconfigure(settings.gate)
 
     def place(
-        self, request: SelectRequest, prompt: Prompt, now_s: float, waited_s: float = 0.0
+        self,
+        request: SelectRequest,
+        prompt: Prompt,
+        now_s: float,
+        waited_s: float = 0.0,
+        rng: Random | None = None,
     ) -> Placement:
         """Choose a rank; only the state of policies and of the gate changes.
 
-        `waited_s`: the request's time in the queue. Raises NoEndpointsError,
-        WorkersOverloadedError, SloNotMetError.
+        `waited_s`: the request's time in the queue. `rng`: if not the core's own. Raises
+        NoEndpointsError, WorkersOverloadedError, SloNotMetError.
         """
         scope, phase, override = request.scope, request.phase, request.router_config_override
         known, stages = self._scope(scope), prompt.stages
@@ -175,7 +180,7 @@ class Placer:
         table, found = self._term_builder.build(known.search, candidates, prompt, wanted)
         if stages is not None:
             stages.end(FIND)
-        choice = policy.choose(table, rules.settings, self._rng)
+        choice = policy.choose(table, rules.settings, rng or self._rng)
         worker = candidates.workers[choice.index]
         if choice.table is not table:  # the policy has left some out
             worker = candidates.worker_of(choice.table.ranks[choice.index])

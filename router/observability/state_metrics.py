@@ -118,6 +118,9 @@ _SHADOW: Rows = {
     "projected_prefill_tokens": _of_sides(
         "Prefill load of the chosen ranks", "projected_prefill_tokens"
     ),
+    "predicted_ttft_seconds": _of_sides(
+        "Predicted times to the first token on the chosen ranks", "predicted_ttft_s"
+    ),
 }
 _SHADOW_LIMIT: Rows = {"uncounted": counter("Requests not counted: too many scopes")}
 

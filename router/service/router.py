@@ -20,7 +20,7 @@ from router.api.index_queries import Lookups
 from router.api.rpc.index_service import IndexRpc
 from router.api.rpc.service import Rpc
 from router.api.sessions import SessionStep
-from router.api.shadow import ShadowStep
+from router.api.shadow import PolicyShadowStep, RouterShadowStep, ShadowStep
 from router.api.workers import WorkerCommands
 from router.config.core import make_core
 from router.config.load import changed
@@ -112,7 +112,9 @@ class RouterService:
             hooks=Hooks(self._note_reconnected, self._drain, self._close, self._leave),
         )
         self.host.status.answers_on_bus = not self.host.status.has_bus
-        shadow = Shadow(time.monotonic()) if config.dynamo.shadow else None
+        second = config.policy.shadow_policy
+        is_compared = config.dynamo.shadow or second
+        shadow = Shadow(time.monotonic(), second or None) if is_compared else None
         expose_accuracy(
             self.host.metrics.registry, core.closed_loop, config.service.metrics_max_ranks
         )
@@ -126,7 +128,7 @@ class RouterService:
         )
         self.commands = self._make_commands(core, shadow)
         self._dashboard = self._make_dashboard()
-        self._dynamo = self._make_dynamo(core, shadow)
+        self._dynamo = self._make_dynamo(core, shadow if config.dynamo.shadow else None)
         self._attachments = self._make_attachments()
         self._pool = self._make_pool()
         self._discovery = self._make_discovery()
@@ -249,16 +251,24 @@ class RouterService:
         watch = self._watch
         selections = Selections(self._config.reservations.selection_limits)
         expose_selections(metrics.registry, selections)
+        step = None
         if shadow is not None:
             expose_shadow(metrics.registry, shadow)
-            step = ShadowStep(core, effect_runner, shadow)
-            return Commands(core, effect_runner, metrics, watch, selections, shadow=step)
+            step = self._shadow_step(core, shadow)
         sessions = None
         if self._sessions is not None:
             sessions = SessionStep(
                 core, self._sessions, selections, is_hard=self._config.sessions.is_hard
             )
-        return Commands(core, effect_runner, metrics, watch, selections, sessions=sessions)
+        return Commands(
+            core, effect_runner, metrics, watch, selections, sessions=sessions, shadow=step
+        )
+
+    def _shadow_step(self, core: RouterCore, shadow: Shadow) -> ShadowStep:
+        policy = self._config.policy.shadow_policy
+        if policy:
+            return PolicyShadowStep(core, shadow, policy, Random())
+        return RouterShadowStep(core, self.host.effect_runner, shadow)
 
     def _make_attachments(self) -> Attachments:
         host, core = self.host, self.host.core

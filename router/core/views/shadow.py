@@ -1,13 +1,15 @@
-"""Comparison of our choices with those of the incumbent, the router that decides.
+"""Comparison of choices with those of the incumbent, which decides.
 
-Both choices are weighed at the same moment, on the same index and load, by our policy's terms: only
-the choice itself differs. Only the incumbent's choice is reserved, so that the load is the real
-one.
+"Ours" is a router that does not decide, or a second policy (`shadow_policy`) of the router that
+does. Both choices are weighed at the same moment, on the same index and load, by the terms of ours:
+only the choice itself differs. Only the incumbent's choice is reserved, so that the load is the
+real one.
 """
 
 from collections import deque
 from typing import Literal, TypeAlias
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -17,6 +19,8 @@ from router.core.views.decisions import candidate
 from router.protocol.replies import Candidate
 from router.protocol.requests import PromptRequest, ReserveRequest, SelectRequest
 from router.protocol.values import Rank, Scope
+from router.scheduler.policy._predicted_parts import PREFILL_OWN_S, QUEUE_S
+from router.scheduler.policy.predictive import predicted_parts
 from router.scheduler.terms import Terms
 
 MAX_DIFFERENCES = 100
@@ -24,8 +28,8 @@ MAX_DIFFERENCES = 100
 
 MAX_SCOPES = 1_024
 
-Source: TypeAlias = Literal["request", "bus"]
-"""The source of the incumbent's choice: a caller's request, or its own messages on the bus."""
+Source: TypeAlias = Literal["request", "bus", "policy"]
+"""The source of the incumbent's choice: a caller, its messages on the bus, the policy in force."""
 
 
 class Totals(Struct):
@@ -36,8 +40,12 @@ class Totals(Struct):
     projected_prefill_tokens: int = 0
     """Prefill load of the chosen ranks in tokens, including the request itself."""
 
-    def add(self, terms: Terms) -> None:
+    predicted_ttft_s: float = 0.0
+    """Predicted times to the first token, in seconds; 0 for ranks whose speed is unknown."""
+
+    def add(self, terms: Terms, ttft_s: float) -> None:
         """Add a choice."""
+        self.predicted_ttft_s += ttft_s
         self.predicted_cached_blocks += terms.predicted_cached_blocks
         self.predicted_cached_tokens += terms.predicted_cached_blocks * terms.block_size
         self.projected_prefill_tokens += terms.potential_prefill_tokens
@@ -65,8 +73,10 @@ class ScopeShadow(Struct):
         choice = placement.choice
         self.compared += 1
         self.isl_tokens += placement.prompt.isl_tokens
-        self.ours.add(choice.chosen)
-        self.theirs.add(choice.table.terms(theirs))
+        parts = predicted_parts(choice.table, placement.settings)
+        for totals, index in ((self.ours, choice.index), (self.theirs, theirs)):
+            ttft_s = float(np.nan_to_num(parts[index, QUEUE_S : PREFILL_OWN_S + 1].sum()))
+            totals.add(choice.table.terms(index), ttft_s)
         if theirs == choice.index:
             self.agreed += 1
         elif choice.costs[theirs] == choice.costs[choice.index]:
@@ -100,13 +110,18 @@ class ShadowReport(Struct, frozen=True):
     differences: list[Difference]
 
 
+_BOOKS = "only what the incumbent chose: no choice of ours is booked"
+_IN_FORCE = "what the policy in force chose, which is theirs; ours is only compared:"
+
+
 class Shadow:
     """The comparisons so far."""
 
-    __slots__ = ("_differences", "_since_s", "scopes", "uncounted")
+    __slots__ = ("_differences", "_policy", "_since_s", "scopes", "uncounted")
 
-    def __init__(self, now_s: float) -> None:
-        self._since_s = now_s
+    def __init__(self, now_s: float, policy: str | None = None) -> None:
+        """Begin to compare. `policy`: the one compared with that in force, in one router."""
+        self._since_s, self._policy = now_s, policy
         self._differences: deque[tuple[float, Difference]] = deque(maxlen=MAX_DIFFERENCES)
         self.scopes: dict[Scope, ScopeShadow] = {}
         self.uncounted = 0
@@ -142,7 +157,7 @@ class Shadow:
     def report(self, now_s: float) -> ShadowReport:
         """Return all comparisons, as callers see them."""
         return ShadowReport(
-            books="only what the incumbent chose: no choice of ours is booked",
+            books=_BOOKS if self._policy is None else f"{_IN_FORCE} {self._policy}",
             compared_for_s=round(now_s - self._since_s, 3),
             scopes=[self.scopes[scope] for scope in sorted(self.scopes)],
             differences=[

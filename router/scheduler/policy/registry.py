@@ -54,9 +54,9 @@ class Policies:
 
     def assign(self, default: str, by_group: Mapping[str, str]) -> None:
         """Set the default and those of groups; each keeps its state. Raises ConfigError."""
-        found = self._configured("policy", default)
+        found = self.configured("policy", default)
         self._by_group = {
-            group: self._configured("group_policies", name) for group, name in by_group.items()
+            group: self.configured("group_policies", name) for group, name in by_group.items()
         }
         self._default = found
 
@@ -103,7 +103,8 @@ class Policies:
         """Return the policy of a choice."""
         return self._by_name[name]
 
-    def _configured(self, key: str, name: str) -> Selector:
+    def configured(self, key: str, name: str) -> Selector:
+        """Return the policy that a setting names. Raises ConfigError."""
         selector = self._by_name.get(name)
         if selector is None:
             raise ConfigError(key, f"{name!r} is not known", self._allowed)

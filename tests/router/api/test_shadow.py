@@ -2,6 +2,7 @@
 
 import pytest
 
+from router.errors import ConfigError
 from support.processes.running import RunningRouter
 
 PROMPT = list(range(40))
@@ -75,3 +76,44 @@ async def test_a_router_that_decides_has_nothing_to_compare(nats_server):
         assert await loads(router) == {1: 1}
         answer = await router.client.get("/shadow")
         assert (answer.status_code, answer.json()["code"]) == (409, "shadow_off")
+
+
+@pytest.fixture
+async def canary(nats_server):
+    """A router whose policy ignores caches, beside which another one chooses."""
+    running = RunningRouter(nats_server.url, policy="least-loaded", shadow_policy="dynamo-1.6")
+    async with running.running() as router:
+        for worker_id in (1, 2):
+            await router.worker(worker_id)
+        yield router
+
+
+async def test_second_policy_is_compared_and_only_the_first_books(canary):
+    for request_id in ("a", "b", "c"):
+        body = {"token_ids": PROMPT, "request_id": request_id}
+        assert (await canary.post("/select_and_reserve", body)).status_code == 200
+    assert sum((await loads(canary)).values()) == 3
+    report = (await canary.client.get("/shadow")).json()
+    (scope,) = report["scopes"]
+    assert (scope["compared"], scope["unknown_ranks"]) == (3, 0)
+    assert report["books"].endswith("only compared: dynamo-1.6")
+    for difference in report["differences"]:
+        assert (difference["source"], difference["policy"]) == ("policy", "dynamo-1.6")
+    assert await canary.metric(
+        'kv_router_shadow_isl_tokens_total{model_name="default",routing_group="default"}'
+    ) == 3 * len(PROMPT)
+
+
+async def test_requests_that_name_a_policy_or_a_rank_are_not_compared(canary):
+    named = {"router_config_override": {"policy": "round-robin"}}
+    pinned = {"pinned_worker": {"worker_id": 1, "dp_rank": 0}}
+    for fields in (named, pinned):
+        answer = await canary.post("/select", {"token_ids": PROMPT, **fields})
+        assert answer.status_code == 200, answer.text
+    assert (await canary.client.get("/shadow")).json()["scopes"] == []
+
+
+async def test_unknown_second_policy_is_refused_at_start(nats_server):
+    with pytest.raises(ConfigError, match="shadow_policy"):
+        async with RunningRouter(nats_server.url, shadow_policy="best").running():
+            pass

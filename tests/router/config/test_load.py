@@ -196,6 +196,7 @@ CONTRADICTIONS = {
     ),
     ("redis_tls_key_file", "redis_url"): ("--redis-tls-key-file", "k"),
     ("reset_state", "nats_url"): ("--reset-state",),
+    ("shadow_policy", "shadow"): ("--shadow-policy", "dynamo-1.6", "--shadow"),
     ("shadow", "session_affinity_ttl_s"): ("--shadow", "--session-affinity-ttl-s", "9"),
     ("router_queue_policy", "router_queue_threshold"): ("--router-queue-policy", "wspt"),
     ("router_queue_threshold", "router_track_prefill_tokens"): (

@@ -1,5 +1,7 @@
 """What would have been chosen, held against what was."""
 
+from random import Random
+
 import pytest
 
 from router.core.commands import Select
@@ -87,3 +89,20 @@ def test_differences_are_bounded_and_the_newest_first(compared):
     assert len(report.differences) == MAX_DIFFERENCES
     assert report.differences[0].age_s == 1000.0 - (MAX_DIFFERENCES + 4)
     assert compared.totals.compared == MAX_DIFFERENCES + 5
+
+
+def test_second_policy_chooses_without_a_trace_in_the_core(compared):
+    request = SelectRequest(token_ids=PROMPT, request_id="r")
+    prompt, draws = prepare(request, ()), Random(0)
+    ranks = [
+        compared.core.place_under("round-robin", request, prompt, 0.0, draws).rank for _ in range(4)
+    ]
+    assert {each.worker_id for each in ranks} == {1, 2}
+    assert len(compared.core.tracker) == 0
+    assert compared.core.handle(Select(request, prompt), 0.0)[0].rank == rank(1)
+
+
+def test_choices_are_added_with_the_time_to_the_first_token_predicted_of_them(compared):
+    compared.compare(rank(2))
+    totals = compared.totals
+    assert 0 < totals.ours.predicted_ttft_s < totals.theirs.predicted_ttft_s
