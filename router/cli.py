@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from router.config.indexer import IndexerConfig
     from router.config.router import RouterConfig
     from router.forward.config import ForwardConfig
+    from router.runtime.process.reload import Outcome
 
     _Config = RouterConfig | IndexerConfig | ForwardConfig
 
@@ -42,7 +43,7 @@ INTERRUPTED_STATUS = 128 + SIGINT
 
 class _Service(Protocol[C]):
     def reconfigure(self, loaded: Loaded[C]) -> None: ...
-    def reread(self) -> list[str]: ...
+    def reloaded(self, outcome: "Outcome") -> list[str]: ...
     async def run(self, stop: Event) -> None: ...
 
 
@@ -123,7 +124,8 @@ def _run(
     gc.disable()  # a quarter of the time to load the service; run_until_signal enables it
     log_to_stderr(config.logs.log_level, config.logs.log_format)
     service = service_of(config, loaded.sources)
-    run_until_signal(service.run, ConfigReloader(loaded, load, service.reconfigure, service.reread))
+    reload = ConfigReloader(loaded, load, service.reconfigure, service.reloaded)
+    run_until_signal(service.run, reload)
     return 0
 
 

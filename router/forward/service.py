@@ -15,6 +15,7 @@ from router.forward.endpoint import OpenAiEndpoint, client_settings
 from router.forward.metrics import ForwardMetrics
 from router.runtime.process.loading import Loaded
 from router.runtime.process.metrics import expose
+from router.runtime.process.reload import Outcome
 from router.runtime.process.request_ids import ANSWERED, TRACEPARENT
 from router.runtime.security.edge import EDGE_METRICS, Edge
 from router.runtime.security.nats_access import nats_access
@@ -39,9 +40,9 @@ class ForwardService:
         self._edge.reconfigure(loaded.config.security)
         self._endpoint.reconfigure(loaded.config)
 
-    def reread(self) -> list[str]:
-        """Read the files that settings name again. Returns one line about each result."""
-        return self._edge.reload()
+    def reloaded(self, outcome: Outcome) -> list[str]:
+        """See `Edge.reloaded`."""
+        return self._edge.reloaded(outcome)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then finish open requests, and close. Raises ConfigError."""

@@ -16,6 +16,7 @@ from router.indexer.factory import make_indexer
 from router.ingest.peer_recovery import KnownPeers, Recovery
 from router.runtime.bus.connection import Bus
 from router.runtime.process.loading import Loaded
+from router.runtime.process.reload import Outcome
 from router.service.bus_feed import Task
 from router.service.host import CoreHost, Hooks
 
@@ -60,9 +61,9 @@ class IndexService:
         self._front.reconfigure(config.http, config.bodies)
         self._api.reconfigure(config.bodies)
 
-    def reread(self) -> list[str]:
-        """Read the files named by settings again, and return a sentence on each result."""
-        return self._host.edge.reload()
+    def reloaded(self, outcome: Outcome) -> list[str]:
+        """See `Edge.reloaded`."""
+        return self._host.edge.reloaded(outcome)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then become not ready, drain and close. Raises ConfigError."""

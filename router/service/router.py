@@ -51,6 +51,7 @@ from router.runtime.bus.errors import BusUnavailableError
 from router.runtime.http_server.server import endpoint_of
 from router.runtime.process.loading import NO_OTHERS, Loaded
 from router.runtime.process.metrics import expose
+from router.runtime.process.reload import Outcome
 from router.runtime.process.settings import effective
 from router.service.bus_feed import Task
 from router.service.extras import (
@@ -175,9 +176,9 @@ class RouterService:
         self.recording.reconfigure(config)
         self.host.effect_runner.perform(effects)
 
-    def reread(self) -> list[str]:
-        """Reread the files that settings name. Returns the results as sentences."""
-        return self.host.edge.reload()
+    def reloaded(self, outcome: Outcome) -> list[str]:
+        """See `Edge.reloaded`."""
+        return self.host.edge.reloaded(outcome)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then not ready, drain, close. Raises ConfigError."""

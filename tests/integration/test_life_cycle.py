@@ -108,6 +108,9 @@ async def test_sighup_applies_live_settings_and_names_the_others(start, tmp_path
     (said,) = await eventually(lambda: router.said("no setting changed"))
     assert "body_limit_bytes: 'many'" in said
     assert await status() == 503
+    metrics = (await router.client.get("/metrics")).text
+    assert 'kv_router_config_reloads_total{outcome="applied"} 3.0' in metrics
+    assert 'kv_router_config_reloads_total{outcome="refused"} 1.0' in metrics
 
     file.write_text("log_level = 'debug'\n")
     router.process.popen.send_signal(signal.SIGHUP)

@@ -8,7 +8,7 @@ An unusable configuration changes nothing, and the error is logged.
 
 import logging
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -19,6 +19,8 @@ from router.runtime.process.settings import LIVE, effective, settings_of, with_s
 
 T = TypeVar("T", bound=Struct)
 
+Outcome: TypeAlias = Literal["applied", "unchanged", "refused"]
+
 log = logging.getLogger(__name__)
 
 
@@ -26,8 +28,8 @@ class ConfigReloader(Generic[T]):
     """Reloads the configuration when it is called.
 
     `load` raises ConfigError. `apply` receives the new settings and their sources, and raises
-    ConfigError if the process cannot go on with them; then it has changed none. `reread` reads the
-    files that settings name.
+    ConfigError if the process cannot go on with them; then it has changed none. `ended` receives
+    the outcome, and reads the files that settings name, unless the configuration was refused.
     """
 
     def __init__(
@@ -35,19 +37,19 @@ class ConfigReloader(Generic[T]):
         loaded: Loaded[T],
         load: Callable[[], Loaded[T]],
         apply: Callable[[Loaded[T]], None],
-        reread: Callable[[], list[str]],
+        ended: Callable[[Outcome], list[str]],
     ) -> None:
         self._current = loaded
         self._load = load
         self._apply = apply
-        self._reread = reread
+        self._ended = ended
 
     def __call__(self) -> None:
         """Reload the configuration, and log the changes."""
         try:
             loaded = self._load()
         except ConfigError as error:
-            log.error("reload failed, no setting changed: %s", error)
+            self._refuse(error)
             return
         before, after = self._current.config, loaded.config
         pairs = zip(settings_of(before), settings_of(after), strict=True)
@@ -55,15 +57,19 @@ class ConfigReloader(Generic[T]):
         try:
             self._change(loaded, [each.name for each in changed if each.has_mark(LIVE)])
         except ConfigError as error:
-            log.error("reload failed, no setting changed: %s", error)
+            self._refuse(error)
             return
         for each in changed:
             note = "" if each.has_mark(LIVE) else "; takes effect at a restart"
             log.warning("reload: %s%s", _change_text(each.name, before, after), note)
-        for what in self._reread():
+        for what in self._ended("applied" if changed else "unchanged"):
             log.info("reload: %s", what)
         if not changed:
             log.info("reload: no setting changed")
+
+    def _refuse(self, error: ConfigError) -> None:
+        log.error("reload failed, no setting changed: %s", error)
+        self._ended("refused")
 
     def _change(self, loaded: Loaded[T], live: list[str]) -> None:
         values = {each.name: each.value for each in settings_of(loaded.config) if each.name in live}

@@ -5,10 +5,11 @@ import logging
 import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from router.errors import ConfigError
 from router.runtime.process.metrics import Rows, counter, gauge
+from router.runtime.process.reload import Outcome
 from router.runtime.security.config import SecurityConfig
 from router.runtime.security.guard import Guard
 from router.runtime.security.tls import ServerTls
@@ -78,7 +79,7 @@ class Edge:
     """The guard and the TLS context of a server, built from its settings. Raises ConfigError.
 
     `guard`: admits requests. `tls`: the server's TLS context; None without TLS. `watched`: files
-    that are read again when they change.
+    that are read again when they change. `reloads`: of the configuration, by outcome.
     """
 
     def __init__(self, config: SecurityConfig) -> None:
@@ -86,6 +87,7 @@ class Edge:
         self.guard = Guard(*self._rates)
         self.tls: ssl.SSLContext | None = None
         self.watched: list[WatchedFiles] = []
+        self.reloads: dict[str, int] = dict.fromkeys(get_args(Outcome), 0)
         if config.token_file:
             self._watch_tokens(Path(config.token_file))
         if config.tls_cert_file:
@@ -104,9 +106,13 @@ class Edge:
             self._rates = rates
             self.guard.set_rates(*rates)
 
-    def reload(self) -> list[str]:
-        """Read all files again. Returns one line about each result."""
-        return [files.read() for files in self.watched]
+    def reloaded(self, outcome: Outcome) -> list[str]:
+        """Count a reload of the configuration; unless it was refused, read all files again.
+
+        Returns one line about the result of each.
+        """
+        self.reloads[outcome] += 1
+        return [] if outcome == "refused" else [files.read() for files in self.watched]
 
     def _watch_tokens(self, path: Path) -> None:
         def reload() -> None:
@@ -132,5 +138,10 @@ EDGE_METRICS: Rows = {
         "Failed reloads of changed files; the previous contents stay in effect",
         lambda edge: {files.what: files.failures for files in edge.watched},
         "files",
+    ),
+    "config_reloads": counter(
+        "Reloads of the configuration (SIGHUP); a refused one changes no setting",
+        "reloads",
+        "outcome",
     ),
 }

@@ -393,5 +393,5 @@ async def test_routers_with_certificates_and_tokens_share_and_strangers_do_not(s
 
         await until_shown(second, "connected")
         (tmp_path / "tokens.toml").write_text(token_lines("operator", "admin route"))
-        first.service.reread()
+        first.service.reloaded("unchanged")
         assert (await until_shown(second, "refused")).startswith("401: authorization: unknown")

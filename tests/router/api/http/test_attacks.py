@@ -157,7 +157,7 @@ async def test_tokens_that_change_count_without_a_restart(router, token_file):
         assert await is_new()
     finally:
         token_file.write_text(TOKENS)
-        assert router.service.host.edge.reload() == ["tokens: read again"]
+        assert router.service.host.edge.reloaded("unchanged") == ["tokens: read again"]
     assert await status(OPERATOR) == 200
 
 
@@ -173,11 +173,11 @@ async def test_repeated_requests_end_with_their_token(router, token_file):
         assert await statuses() == {200}
         for text, status in ((TOKENS.replace(GATEWAY, "x" * 20), 401), (TOKENS, 200)):
             token_file.write_text(text)
-            edge.reload()
+            edge.reloaded("unchanged")
             assert await statuses() == {status}
     finally:
         token_file.write_text(TOKENS)
-        edge.reload()
+        edge.reloaded("unchanged")
 
 
 ENDINGS = {
