@@ -135,6 +135,7 @@ WORDS = {
     "predicted": "prediction for a placement on the rank",
     "predicted_cached_blocks": "blocks the engine reuses from any tier, at most all but one token",
     "predicted_cached_tokens": "the same in tokens, summed",
+    "predicted_ttft_s": "predicted times to the first token, summed; 0 where a speed is unknown",
     "preferred_taints": "taints that a worker should have, by weight; a negative weight avoids",
     "prefill_token_capacity": "tokens that its engine computes in a step, at most",
     "problem": "what is wrong; empty or null: nothing",

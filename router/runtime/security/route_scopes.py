@@ -126,6 +126,7 @@ ADMIN = (
     "POST /deregister_peer",
     # Routes of an agent that embeds its engine.
     "POST /reset_prefix_cache",
+    "GET /blocksets",
     "GET /tiers",
     "POST /tiers/reset_pool",
     "POST /tiers/reset_blocks",

@@ -23,6 +23,7 @@ OF_AGENTS = {
     "GET /health",
     "GET /ready",
     "GET /metrics",
+    "GET /blocksets",
     "GET /tiers",
     "POST /tiers/reset_pool",
     "POST /tiers/reset_blocks",
