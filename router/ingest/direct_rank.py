@@ -105,7 +105,7 @@ class DirectRank:
             num_gpu_blocks=num_gpu_blocks,
             clears_lower_tiers=source.engine == "sglang",
             hybrid=source.hybrid,
-            tells_full_only=source.tells_full_only,
+            has_full_only=source.has_full_only,
         )
         self.follower = EngineFollower(
             rank,

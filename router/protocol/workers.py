@@ -154,7 +154,7 @@ class WorkerPatch(WorkerFields, frozen=True, kw_only=True):
 class EngineSource(Struct, frozen=True):
     """The endpoints and the format of one rank's engine, which the router itself follows.
 
-    `tells_full_only`: its model is hybrid, and its events are of full attention alone.
+    `has_full_only`: its model is hybrid, and its events are of full attention alone.
     """
 
     events: str
@@ -164,7 +164,7 @@ class EngineSource(Struct, frozen=True):
     engine: EngineKind = "vllm"
     report_mode: ReportMode = "new"
     hybrid: HybridSettings = NO_SETTINGS
-    tells_full_only: bool = False
+    has_full_only: bool = False
 
 
 class TierView(Struct, frozen=True):

@@ -66,7 +66,7 @@ class BridgedRank:
             num_gpu_blocks=facts.total_kv_blocks,
             clears_lower_tiers=config.kind == "sglang",
             hybrid=config.engine.hybrid,
-            tells_full_only=config.kind != "vllm" and config.engine.hybrid != NO_SETTINGS,
+            has_full_only=config.kind != "vllm" and config.engine.hybrid != NO_SETTINGS,
         )
         self._bridge = EngineBridge(
             self.rank,

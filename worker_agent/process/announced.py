@@ -22,7 +22,7 @@ READS = 32
 
 
 class _Read(Struct, frozen=True):
-    """What a worker announced, and when it was read; None: nothing that suits ours."""
+    """An announcement, None if it does not suit ours, and the time when it was read."""
 
     worker: WorkerAnnouncement | None
     read_s: float

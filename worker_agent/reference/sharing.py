@@ -65,7 +65,7 @@ class BlocksetReport(Struct, frozen=True):
 
 
 class SharingReport(Struct, frozen=True):
-    """What this agent exports, imports and refuses; imports are by our rank."""
+    """The blocksets that this agent exports, imports and refuses; imports are by our rank."""
 
     exported: list[BlocksetReport] = []
     imported: dict[int, list[BlocksetReport]] = {}

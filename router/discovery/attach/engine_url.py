@@ -32,7 +32,7 @@ class EngineUrl(Struct, frozen=True):
 
     @property
     def hybrid(self) -> HybridSettings | None:
-        """What the address says of its model; None: nothing."""
+        """The settings of a hybrid model in the address; None if it has none."""
         return None if self.eagle_groups is None else _hybrid(self.eagle_groups)
 
     @property

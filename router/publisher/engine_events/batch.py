@@ -125,7 +125,7 @@ class EngineBatch(Struct, frozen=True, eq=False):
     unknown_field: str | None = None
     """A sentence that names the first field that this version does not know, and that may change
     what the blocks of its event are. None if there is no such field."""
-    tells_full_only: bool = False
+    has_full_only: bool = False
     """The events show that the model is hybrid, but not where a prompt can be resumed."""
 
     @property

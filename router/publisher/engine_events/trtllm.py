@@ -192,7 +192,7 @@ def _batch(run: Sequence[_Event], limits: DecodeLimits) -> TrtllmBatch:
         unknown,
         malformed,
         found,
-        tells_full_only=len({event.envelope.window_size for event in run} - {None}) > 1,
+        has_full_only=len({event.envelope.window_size for event in run} - {None}) > 1,
         first_event_id=first.event_id,
         last_event_id=last.event_id,
     )

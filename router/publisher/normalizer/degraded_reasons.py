@@ -23,8 +23,8 @@ class DegradedReasons:
 
     The doubt of orphans lasts while there are any, that of lower tiers until these are empty, the
     others until the engine clears everything. `is_hybrid`: the model is hybrid, which readers that
-    know layouts take from the layout instead; `tells_full_only`: it is, and no layout is told, in
-    all of this life; `units_per_block`: see `Groups.units`.
+    know layouts take from the layout instead; `has_full_only`: it is, and no layout is published
+    in all of this life; `units_per_block`: see `Groups.units`.
     `may_have_lower_tiers`: True if lower tiers may hold blocks, published or not. `unknown_field`:
     the sentence about the first unknown field since the doubt of these began; None without it.
     """
@@ -36,10 +36,10 @@ class DegradedReasons:
         "_said",
         "_settings",
         "_uncounted_blocks",
+        "has_full_only",
         "is_hybrid",
         "kept",
         "may_have_lower_tiers",
-        "tells_full_only",
         "units_per_block",
         "unknown_field",
     )
@@ -58,7 +58,7 @@ class DegradedReasons:
         self.is_hybrid = False
         self.units_per_block = 1
         self.unknown_field: str | None = None
-        self.tells_full_only = settings.tells_full_only
+        self.has_full_only = settings.has_full_only
         self._settings = settings
         self._uncounted_blocks = 0
         self._orphans_since_s: float | None = None
@@ -108,7 +108,7 @@ class DegradedReasons:
         if self.kept & _LOWER_TIERS and not _holds_lower(engine_map):
             self.kept &= ~_LOWER_TIERS
         doubts = self.kept | self._orphans(engine_map, now_s)
-        if self.is_hybrid or self.tells_full_only:
+        if self.is_hybrid or self.has_full_only:
             doubts |= _HYBRID
         if doubts != self._said:
             self._said = doubts

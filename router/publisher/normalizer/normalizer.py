@@ -201,8 +201,8 @@ class Normalizer:
             self._doubts.add(Doubt.UNREADABLE)
         if batch.unknown_field is not None:
             self._doubts.note_unknown_field(batch.unknown_field)
-        if batch.tells_full_only:
-            self._doubts.tells_full_only = True
+        if batch.has_full_only:
+            self._doubts.has_full_only = True
 
     def _apply_part(self, part: BlocksPart, now_s: float) -> None:
         if isinstance(part, StoredRun):

@@ -28,7 +28,7 @@ class EngineSettings(Struct, frozen=True):
     and publishes the last removal only; a store means the same. `num_gpu_blocks`: the size of the
     device pool, None if unknown; more copies prove that some were counted twice.
     `has_lower_tiers`: None if unknown. `clears_lower_tiers`: True if clearing the device clears
-    lower tiers too. `hybrid`: of a hybrid model, what no event contains. `tells_full_only`: the
+    lower tiers too. `hybrid`: of a hybrid model, what no event contains. `has_full_only`: the
     model is hybrid, and no event says what its windows and states hold, as with SGLang.
     """
 
@@ -37,7 +37,7 @@ class EngineSettings(Struct, frozen=True):
     has_lower_tiers: bool | None = None
     clears_lower_tiers: bool = False
     hybrid: HybridSettings = NO_SETTINGS
-    tells_full_only: bool = False
+    has_full_only: bool = False
 
 
 class NormalizerCounts(Struct):

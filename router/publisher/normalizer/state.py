@@ -139,7 +139,7 @@ def normalizer_state(
         groups=groups.listed(),
         classes=classes.saved(),
         held_back=[_packed_event(event) for event in held_back.events()],
-        doubts=doubts.kept | (Doubt.HYBRID if doubts.tells_full_only else 0),
+        doubts=doubts.kept | (Doubt.HYBRID if doubts.has_full_only else 0),
         may_have_lower_tiers=doubts.may_have_lower_tiers,
         counts=counts,
     )
@@ -167,7 +167,7 @@ def put_back(
     for fields in state.held_back:
         held_back.add(_unpacked_event(fields), now_s)
     doubts.kept = state.doubts & ~Doubt.HYBRID
-    doubts.tells_full_only |= bool(state.doubts & Doubt.HYBRID)
+    doubts.has_full_only |= bool(state.doubts & Doubt.HYBRID)
     doubts.may_have_lower_tiers = state.may_have_lower_tiers
 
 

@@ -94,8 +94,8 @@ def test_unknown_field_that_is_not_null_is_named(changed, field):
 
 
 def test_events_of_several_windows_are_those_of_a_hybrid_model():
-    assert not only_batch(CREATED, STORED).tells_full_only
-    assert only_batch(event(0, "created", window_size=4096), STORED).tells_full_only
+    assert not only_batch(CREATED, STORED).has_full_only
+    assert only_batch(event(0, "created", window_size=4096), STORED).has_full_only
 
 
 def test_a_removed_block_is_gone_from_every_level():

@@ -478,14 +478,14 @@ def test_doubt_of_a_field_is_saved_and_its_name_comes_with_the_next_batch():
 
 
 def test_hybrid_model_whose_events_are_of_full_attention_alone_is_never_exact():
-    edge = Edge(tells_full_only=True).feed(FIRST_THREE, CLEARED)
+    edge = Edge(has_full_only=True).feed(FIRST_THREE, CLEARED)
     assert (edge.held(), edge.doubts) == (set(), Doubt.HYBRID)
     edge.normalizer.events_lost()
     assert edge.doubts == Doubt.HYBRID | Doubt.EVENTS_LOST
 
 
 def test_hybrid_model_that_a_batch_shows_is_one_until_the_next_life():
-    edge, other = Edge().feed(FIRST_THREE, tells_full_only=True), Edge()
+    edge, other = Edge().feed(FIRST_THREE, has_full_only=True), Edge()
     assert edge.feed(CLEARED).doubts == Doubt.HYBRID
     other.normalizer.load(b"".join(edge.normalizer.save()), 0.0)
     assert other.doubts == other.feed(FIRST_THREE).doubts == Doubt.HYBRID
