@@ -264,7 +264,8 @@ bench: $(KERNELS) $(DEV_STAMP)
 
 # Index, decisions, service, faults and a trace beside every peer that can be installed, into one file,
 # compare.html; an hour at most, with COMPARE_ARGS=--quick a quarter of one, once the peers are installed;
-# COMPARE_ARGS='--only trace --trace FILE' replays a trace of your own, in Mooncake's format.
+# COMPARE_ARGS='--only trace --trace FILE' replays a trace of your own, in Mooncake's format; with --write, results
+# are kept, from which `make docs` writes the tables of the documentation.
 COMPARE_ARGS ?=
 compare: $(KERNELS) $(DEV_STAMP)
 	$(BIN)/python benchmarks/compare.py $(COMPARE_ARGS)

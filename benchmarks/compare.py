@@ -1,10 +1,12 @@
 """Everything beside every peer that can be had here: one command, one HTML file.
 
-    python benchmarks/compare.py [--quick] [--only index,decision,…] [--trace FILE] [--output FILE]
+    python benchmarks/compare.py [--quick] [--only index,…] [--trace FILE] [--write] [--output FILE]
 
 Runs the other benchmarks one after the other, each in a process of its own; peers install
 themselves from PyPI into environments of their own on first use. A part that fails is shown with
-its last words, and the others go on. The file needs nothing else: no host, no script.
+its last words, and the others go on. The file needs nothing else: no host, no script. With
+`--write` each benchmark keeps its rows in `results`, from which `make docs` writes the tables of
+the documentation.
 """
 
 import argparse
@@ -44,7 +46,7 @@ def _load() -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = section_parser(__doc__, PARTS, keeps=False)
+    parser = section_parser(__doc__, PARTS)
     parser.add_argument("--trace", default="", help="a file in Mooncake's format")
     parser.add_argument("--output", type=Path, default=Path("compare.html"), help="the report")
     return parser.parse_args()
@@ -52,9 +54,10 @@ def _arguments() -> argparse.Namespace:
 
 def _measured(name: str, part: Part, arguments: argparse.Namespace) -> list[Outcome]:
     outcomes = []
-    for command in commands_of(part, quick=arguments.quick, trace=arguments.trace):
+    quick, trace, write = arguments.quick, arguments.trace, arguments.write
+    for command in commands_of(part, quick=quick, trace=trace, write=write):
         print(f"{name}: {' '.join(command)} …", file=sys.stderr, flush=True)
-        outcomes.append(run(part, command, quick=arguments.quick))
+        outcomes.append(run(part, command, quick=quick))
     return outcomes
 
 

@@ -16,6 +16,7 @@ QUICK_S, FULL_S = 900.0, 4 * 3600.0
 """Beyond these a command is ended: the first one may have to install its peer."""
 
 SERVICE = ("cycle,client,httpx", "queries", "json,binary,alone", "ingest")
+SERVICE_LONG = ("nats", "features", "fleet", "overload")
 POLICIES = "predictive dynamo-1.6 dynamo-1.0 lmetric cache-aware round-robin"
 
 
@@ -28,6 +29,8 @@ class Part(Struct, frozen=True):
     arguments: Sequence[str]
     sections: Sequence[str] = ()
     """Run one by one, so that one that fails costs the others nothing."""
+    long_sections: Sequence[str] = ()
+    """The same, but not with `--quick`."""
     needs_trace: bool = False
 
 
@@ -57,6 +60,7 @@ PARTS: Mapping[str, Part] = {
         "rows",
         ["service.py"],
         SERVICE,
+        SERVICE_LONG,
     ),
     "forward": Part(
         "Passing requests on", "vllm-router 0.1.17, smg 1.13.0", "rows", ["forward.py"]
@@ -98,14 +102,19 @@ PARTS: Mapping[str, Part] = {
 }
 
 
-def commands_of(part: Part, *, quick: bool, trace: str) -> Iterator[list[str]]:
-    """Of a trace without a file: made-up workloads, or one of them; nothing, if it needs a file."""
+def commands_of(part: Part, *, quick: bool, trace: str, write: bool = False) -> Iterator[list[str]]:
+    """Yield the commands of a part; none if it needs a trace and there is no file.
+
+    Without a file, a trace is made up. `write`: scripts keep their rows in `results`.
+    """
     if part.needs_trace and not trace:
         return
     if part.kind != "replays":
         options = [*([trace] if part.needs_trace else []), "--json"]
         options += ["--quick"] if quick else []
-        for only in part.sections or [""]:
+        options += ["--write"] if write else []
+        sections = part.sections if quick else (*part.sections, *part.long_sections)
+        for only in sections or [""]:
             yield [*part.arguments, *options, *(["--only", only] if only else [])]
         return
     sources = [trace] if trace else ["agents"] if quick else ["agents", "multi-turn", "long-tail"]
@@ -130,9 +139,9 @@ def run(part: Part, command: Sequence[str], *, quick: bool) -> Outcome:
         found, failure, words = None, f"not over after {error.timeout:.0f} s", ""
     except ValueError as error:
         found, failure = None, f"unreadable: {error}"
-    told = "\n".join([*words.splitlines()[-6:], failure]) if failure else ""
+    last_words = "\n".join([*words.splitlines()[-6:], failure]) if failure else ""
     shown = " ".join(Path(word).name if word.startswith("/") else word for word in command)
-    return Outcome(part, shown, time.monotonic() - begun_s, found, told)
+    return Outcome(part, shown, time.monotonic() - begun_s, found, last_words)
 
 
 def _read(part: Part, printed: str) -> Any:

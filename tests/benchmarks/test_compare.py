@@ -56,6 +56,14 @@ def test_parts_of_a_trace_need_one():
     assert commands("a.jsonl") == [[*started, "table"], [*started, "policies"]]
 
 
+def test_with_write_each_benchmark_keeps_its_rows_and_a_full_run_has_the_long_sections():
+    def commands(*, quick):
+        return list(compare_parts.commands_of(PARTS["service"], quick=quick, trace="", write=True))
+
+    assert all("--write" in command for command in commands(quick=True))
+    assert len(commands(quick=False)) > len(commands(quick=True))
+
+
 def test_goals_are_labelled_as_in_the_plot():
     def goal(**fields):
         row = ROW | {"ratio": 0.5} | fields
