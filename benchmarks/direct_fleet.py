@@ -1,10 +1,10 @@
 """Many engines registered at once, each with real sockets, and then idle.
 
-The engines are in one other process: a PUB and a ROUTER socket each, and a history that everybody
-who comes asks for. Time runs from the first `POST /workers` until every rank was seen `exact`:
+The engines are in one other process: a PUB and a ROUTER socket each, and a history that they replay
+on request. Time runs from the first `POST /workers` until every rank was seen `exact`:
 connected, its history replayed, named and in the index, and proven within the last second. There is
-no plain alternative: beside our figures stand their goals. To be looked at costs the router 0.2 ms
-a rank, so it is rarely done; `idle` is measured while nobody looks.
+no plain alternative: beside our figures stand their goals. To scrape the router costs it time for
+each rank, so it is rarely done; `idle` is measured without it.
 """
 
 import time

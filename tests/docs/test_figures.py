@@ -1,5 +1,6 @@
 """Measured figures of documents come from results; no page has one that was written by hand."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import made
 import pytest
 
 ROOT = Path(__file__).parents[2]
-UNIT = r"(?:µs|ms|s|×|%|MB|GB|MiB|GiB|B|M blocks/s|M/s|M a second|cycles/s|per second|a second)"
+RATE = r"M blocks/s|M/s|M a second|cycles/s|per second|a second"
+UNIT = rf"(?:µs|ms|ns|s|×|%|times|cores|MB|GB|MiB|GiB|B|{RATE})"
 NUMBERS = r"\d[\d,.]*(?:\s*(?:to|–|/|and|;)\s*\d[\d,.]*)*"
 FIGURE = re.compile(rf"(?<![\w.#/`-]){NUMBERS}\s?{UNIT}(?![\w])")
 OUTPUT = re.compile(r"^```.*?^```", re.M | re.S)
@@ -21,11 +23,27 @@ def figures_written_by_hand(template):
     return FIGURE.findall(re.sub(r"\{\{.*?\}\}", "…", text, flags=re.S))
 
 
-BY_HAND = [
-    path
-    for path in ("README.md", *sorted(f"docs/{each.name}" for each in (ROOT / "docs").glob("*.md")))
-    if path not in made.WHOLE
-]
+FOLDERS = ("docs", "router", "worker_agent", "benchmarks", "deploy", "examples", "tests")
+WRITTEN_BY_BENCHMARKS = {"benchmarks/results/conformance.md"}
+GIVEN = json.loads((Path(__file__).parent / "given_figures.json").read_text())
+"""Limits, defaults and conditions that documents name, by document: none of them is measured."""
+
+
+def documents():
+    """Return the paths of all documents that people write."""
+    found = [
+        *ROOT.glob("*.md"),
+        *(path for each in FOLDERS for path in (ROOT / each).rglob("*.md")),
+    ]
+    paths = {path.relative_to(ROOT) for path in found}
+    templates = figures.TEMPLATES.relative_to(ROOT)
+    return sorted(
+        str(path)
+        for path in paths
+        if not {*made.WHOLE, *WRITTEN_BY_BENCHMARKS} & {str(path)}
+        and not path.is_relative_to(templates)
+        and not any(part.startswith(".") or part == "node_modules" for part in path.parts[:-1])
+    )
 
 
 @pytest.mark.parametrize("path", figures.templates())
@@ -33,9 +51,18 @@ def test_template_has_no_measured_figure_of_its_own(path):
     assert figures_written_by_hand((figures.TEMPLATES / path).read_text()) == []
 
 
-@pytest.mark.parametrize("path", BY_HAND)
-def test_document_without_a_template_has_no_measured_figure(path):
-    assert figures_written_by_hand((ROOT / path).read_text()) == []
+@pytest.mark.parametrize("path", documents())
+def test_figures_of_a_document_are_listed_as_limits_or_conditions(path):
+    found = {" ".join(each.split()) for each in figures_written_by_hand((ROOT / path).read_text())}
+    assert sorted(found) == GIVEN.get(path, [])
+
+
+def test_limits_and_conditions_are_those_of_documents():
+    assert GIVEN.keys() <= set(documents())
+
+
+def test_no_limit_or_condition_is_in_microseconds():
+    assert not [each for listed in GIVEN.values() for each in listed if each.endswith("µs")]
 
 
 @pytest.mark.parametrize(
