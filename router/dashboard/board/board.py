@@ -11,7 +11,7 @@ from router.core.core import RouterCore
 from router.core.views.accuracy import Misprediction, findings, sentence
 from router.dashboard.board.decision_feed import SHOWN, DecisionFeed, SeenDecision
 from router.dashboard.board.frames import Columns, Frame, Point, Prefixes, Totals
-from router.dashboard.board.hit_window import HitWindow
+from router.dashboard.board.hit_window import HitWindow, fraction
 from router.dashboard.board.latency import LatencyRow
 from router.dashboard.board.table import RANK_COLUMNS, WORKER_COLUMNS, Table
 from router.observability.event_timeline import EventTimeline
@@ -169,6 +169,9 @@ class Board:
         core, status = self._core, self._status
         readiness = status.readiness(core)
         decisions, prompt_tokens, predicted_tokens = self._decided()
+        predicted_hits = self._predicted(prompt_tokens, predicted_tokens, now_s)
+        actual_hits, engine_tokens = self._table.actual_hits()
+        unplaced_tokens = max(0.0, engine_tokens - self._hits.sent_tokens)
         return Totals(
             ready=readiness.is_ready,
             reasons=readiness.reasons,
@@ -182,8 +185,9 @@ class Board:
             decisions=decisions,
             prompt_tokens=prompt_tokens,
             predicted_cached_tokens=predicted_tokens,
-            predicted_hits=self._predicted(prompt_tokens, predicted_tokens, now_s),
-            actual_hits=self._table.actual_hits(),
+            predicted_hits=predicted_hits,
+            actual_hits=actual_hits,
+            unplaced=fraction(unplaced_tokens, engine_tokens),
         )
 
     def _note(self, now_s: float, at: float) -> Totals:

@@ -27,6 +27,8 @@ class Totals(Struct, frozen=True):
     predicted_cached_tokens: int
     predicted_hits: float | None
     actual_hits: float | None
+    unplaced: float | None
+    """The recent fraction of the engines' prompt tokens that this router did not place."""
 
 
 class Point(Struct, frozen=True, array_like=True):

@@ -13,22 +13,23 @@ FEW_TOKENS = 1.0
 class HitWindow:
     """Decaying sums of one rank's prompt tokens, and of those that were cached.
 
-    `engine_tokens`: those that its engine processed, `cached_tokens` of which it found cached.
+    `sent_tokens`: those of prompts sent to the rank. `engine_tokens`: those that its engine
+    processed, `cached_tokens` of which it found cached.
     """
 
     __slots__ = (
         "_as_of_s",
         "_counters",
         "_predicted_tokens",
-        "_sent_tokens",
         "cached_tokens",
         "engine_tokens",
+        "sent_tokens",
     )
 
     def __init__(self, now_s: float) -> None:
         self._as_of_s = now_s
         self._counters: LoadCounters | None = None
-        self._sent_tokens = self._predicted_tokens = 0.0
+        self.sent_tokens = self._predicted_tokens = 0.0
         self.engine_tokens = self.cached_tokens = 0.0
 
     def note(
@@ -46,7 +47,7 @@ class HitWindow:
         fade = exp((self._as_of_s - now_s) / WINDOW_S)
         self._as_of_s = now_s
         computed_tokens, cached_tokens = self._counted(counters)
-        self._sent_tokens = self._sent_tokens * fade + sent_tokens
+        self.sent_tokens = self.sent_tokens * fade + sent_tokens
         self._predicted_tokens = self._predicted_tokens * fade + predicted_tokens
         self.engine_tokens = self.engine_tokens * fade + computed_tokens + cached_tokens
         self.cached_tokens = self.cached_tokens * fade + cached_tokens
@@ -54,7 +55,7 @@ class HitWindow:
     @property
     def predicted(self) -> float | None:
         """The fraction predicted to be cached; None if no tokens were sent recently."""
-        return fraction(self._predicted_tokens, self._sent_tokens)
+        return fraction(self._predicted_tokens, self.sent_tokens)
 
     @property
     def actual(self) -> float | None:

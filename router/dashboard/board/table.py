@@ -208,13 +208,16 @@ class Table:
         ranks = [(str(e.worker_id), e.dp_rank) for e in gone if isinstance(e, Rank)]
         return workers, ranks
 
-    def actual_hits(self) -> float | None:
-        """Return the recent hit rate over all ranks, as found by engines. O(ranks)."""
+    def actual_hits(self) -> tuple[float | None, float]:
+        """Return the recent hit rate over all ranks, as found by engines, and of how many tokens.
+
+        O(ranks).
+        """
         engine_tokens = cached_tokens = 0.0
         for each in self._hits.values():
             engine_tokens += each.engine_tokens
             cached_tokens += each.cached_tokens
-        return fraction(cached_tokens, engine_tokens)
+        return fraction(cached_tokens, engine_tokens), engine_tokens
 
     def _drop_gone_workers(self) -> None:
         """Remove the rows of removed workers and ranks. O(ranks) after a change, else O(1)."""

@@ -53,12 +53,18 @@ function showLatency({ history, latencies, ...store }) {
   );
 }
 
+// Above this part of unplaced tokens the two rates are of different prompts, and their difference says nothing.
+const UNPLACED = 0.05;
+
 function hitsNote(totals) {
   if (totals.predicted_hits === null && totals.actual_hits === null) return "no recent prompts";
   if (totals.actual_hits === null) return "predicted; not yet reported by engines";
   if (totals.predicted_hits === null) return "reported; nothing placed here recently";
   const gap = Math.round(Math.abs(totals.predicted_hits - totals.actual_hits) * 100);
-  return gap ? `${percent(totals.predicted_hits)} predicted, ${plural(gap, "point")} off` : "as predicted";
+  if (!gap) return "as predicted";
+  const predicted = `${percent(totals.predicted_hits)} predicted`;
+  if (totals.unplaced > UNPLACED) return `${predicted} of what was placed here; ${percent(totals.unplaced)} of the prompt tokens was not`;
+  return `${predicted}, ${plural(gap, "point")} off`;
 }
 
 const hitsLabel = (t) => `predicted ${percent(t.predicted_hits)}, reported ${percent(t.actual_hits)}`;

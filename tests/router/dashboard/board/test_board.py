@@ -12,6 +12,7 @@ from router.dashboard.board.decision_feed import KEPT, SHOWN
 from router.dashboard.board.frames import Frame
 from router.observability.event_timeline import EventTimeline
 from router.observability.health import ServiceStatus
+from router.protocol.loads import LoadCounters
 from router.protocol.requests import SelectRequest
 from router.protocol.values import Scope
 from router.sequence.active.prompt import prepare
@@ -103,6 +104,15 @@ def test_totals_are_those_of_the_router(world, board):
     assert (totals.decisions, totals.prompt_tokens, totals.predicted_cached_tokens) == (7, 400, 300)
     assert (totals.ready, totals.bus_connected) == (True, None)
     assert totals.predicted_hits == 0.75
+
+
+def test_tokens_that_engines_got_another_way_are_counted_as_unplaced(world, board):
+    frame(board)
+    before, after = (LoadCounters(prefill_tokens=tokens) for tokens in (0, 1_600))
+    world.report_load(rank(1), 1.0, counters=before)
+    assert Page().take(frame(board, 1.0)).totals.unplaced is None
+    world.report_load(rank(1), 2.0, counters=after)
+    assert Page().take(frame(board, 2.0)).totals.unplaced == pytest.approx(0.76, abs=0.01)
 
 
 def test_history_has_the_hits_of_all_ranks_together(world, board):
