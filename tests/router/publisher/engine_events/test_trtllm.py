@@ -1,5 +1,7 @@
 """Events that TensorRT-LLM is asked for, as dictionaries and as JSON."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -134,6 +136,44 @@ def test_ranks_and_gaps_part_batches():
         (0, 4, 4),
         (1, 0, 0),
     ]
+
+
+VECTOR = msgspec.json.decode(
+    (Path(__file__).parents[3] / "vectors" / "trtllm_events.json").read_bytes()
+)
+"""Events as TensorRT-LLM's own serializer wrote them (`tests/trtllm/record_kv_events.py`)."""
+
+
+def test_recorded_life_is_read_in_full():
+    batch = only_batch(*VECTOR["cases"]["a life"])
+    assert (batch.first_event_id, batch.last_event_id, batch.dp_rank) == (0, 4, None)
+    assert (batch.unknown, batch.unknown_field, batch.has_full_only) == ([], None, False)
+    first, second, arrived, left, *removed = batch.events
+    assert first.block_hashes.tolist() == [U64 - 9, 22]
+    assert (first.parent, first.tokens.tolist()) == (None, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert (second.parent, second.block_hashes.tolist()) == (22, [33])
+    assert (arrived.medium, left.medium, left.block_hashes.tolist()) == ("CPU", "GPU", [33])
+    assert [(e.medium, e.block_hashes.tolist()) for e in removed] == [
+        ("GPU", [33, 22]),
+        ("CPU", [33, 22]),
+    ]
+
+
+def test_recorded_events_of_two_ranks_are_a_batch_each():
+    batches = decode_trtllm_events(VECTOR["cases"]["two ranks"]).batches
+    assert [(b.dp_rank, b.first_event_id, b.last_event_id) for b in batches] == [
+        (0, 0, 1),
+        (1, 0, 1),
+    ]
+
+
+def test_recorded_events_of_two_windows_are_those_of_a_hybrid_model():
+    assert only_batch(*VECTOR["cases"]["two windows"]).has_full_only
+
+
+def test_recorded_extra_ids_become_extra_keys():
+    (read,) = only_batch(*VECTOR["cases"]["extra ids"]).events
+    assert read.extra_keys == ((["token_extra_ids", 7, 7, 7, 7],),)
 
 
 def test_bad_events_leave_their_neighbours():
