@@ -63,7 +63,7 @@ function hitsNote(totals) {
   const gap = Math.round(Math.abs(totals.predicted_hits - totals.actual_hits) * 100);
   if (!gap) return "as predicted";
   const predicted = `${percent(totals.predicted_hits)} predicted`;
-  if (totals.unplaced > UNPLACED) return `${predicted} of what was placed here; ${percent(totals.unplaced)} of the prompt tokens was not`;
+  if (totals.unplaced > UNPLACED) return `${predicted} for prompts placed here; ${percent(totals.unplaced)} of prompt tokens came another way`;
   return `${predicted}, ${plural(gap, "point")} off`;
 }
 

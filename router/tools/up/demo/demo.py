@@ -61,6 +61,19 @@ _QUIET_S = 60.0
 _POLL_S = 0.05
 
 
+class Completion(Struct, frozen=True):
+    """What a rank did with one prompt. `usage`: its engine's report of it."""
+
+    ttft_s: float
+    usage: Mapping[str, Any]
+
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens of the prompt that the engine found cached."""
+        cached_tokens: int = self.usage["prompt_tokens_details"]["cached_tokens"]
+        return cached_tokens
+
+
 class DemoRow(Struct, frozen=True):
     """The result of one request; `predicted_tokens` is None without a prediction."""
 
@@ -141,8 +154,8 @@ class Demo:
 
         async def place(turn: ConversationTurn) -> DemoRow:
             rank = next(ranks)
-            cached_tokens, ttft_s = await self.complete(rank, turn.token_ids)
-            return DemoRow(turn, rank, len(turn.token_ids), None, cached_tokens, ttft_s)
+            done = await self.complete(rank, turn.token_ids)
+            return DemoRow(turn, rank, len(turn.token_ids), None, done.cached_tokens, done.ttft_s)
 
         return await run_conversations(conversations, place, tell)
 
@@ -162,17 +175,19 @@ class Demo:
         async def first_token() -> None:
             await self._client.post(f"{reservation}/prefill_complete")
 
+        report: dict[str, Any] = {}
         try:
-            cached_tokens, ttft_s = await self.complete(rank, turn.token_ids, first_token)
+            done = await self.complete(rank, turn.token_ids, first_token)
+            report["usage"] = done.usage
         finally:
-            await self._client.delete(reservation)
+            await self._client.request("DELETE", reservation, json=report)
         return DemoRow(
             turn,
             rank,
             decision.isl_tokens,
             decision.predicted_cached_blocks * decision.block_size,
-            cached_tokens,
-            deciding_s + ttft_s,
+            done.cached_tokens,
+            deciding_s + done.ttft_s,
             decision,
         )
 
@@ -205,21 +220,18 @@ class Demo:
         token_ids: list[int],
         first_token: Callable[[], Awaitable[None]] | None = None,
         source: BlockSource | None = None,
-    ) -> tuple[int, float]:
-        """Run one completion on this rank; return its cached tokens and its TTFT.
-
-        `source`: another rank that has its blocks.
-        """
+    ) -> Completion:
+        """Run one completion on this rank. `source`: another rank that has its blocks."""
         started_s = time.perf_counter()
-        ttft_s, cached_tokens = 0.0, 0
+        ttft_s = 0.0
+        usage: dict[str, Any] = {}
         async for chunk in self._stream(rank, token_ids, source):
             if not ttft_s:
                 ttft_s = time.perf_counter() - started_s
                 if first_token is not None:
                     await first_token()
-            if "usage" in chunk:
-                cached_tokens = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
-        return cached_tokens, ttft_s
+            usage = chunk.get("usage") or usage
+        return Completion(ttft_s, usage)
 
     async def _stream(
         self, rank: Rank, token_ids: list[int], source: BlockSource | None

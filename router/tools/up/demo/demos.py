@@ -12,7 +12,13 @@ from msgspec import Struct
 
 from router.protocol.replies import BlockSource
 from router.protocol.values import Rank
-from router.tools.up.demo.demo import MAX_TOKENS, ConversationTurn, Demo, run_conversations
+from router.tools.up.demo.demo import (
+    MAX_TOKENS,
+    Completion,
+    ConversationTurn,
+    Demo,
+    run_conversations,
+)
 
 
 class EndpointRow(Struct, frozen=True):
@@ -134,12 +140,10 @@ class Forced(Struct, frozen=True):
     turn: ConversationTurn
     rank: Rank
     source: BlockSource
-    alone_tokens: int
-    """Cached tokens without the source."""
-    alone_ttft_s: float
-    shared_tokens: int
-    """Cached tokens with the source."""
-    shared_ttft_s: float
+    alone: Completion
+    """Without the source."""
+    shared: Completion
+    """With the source."""
 
 
 class SharingDemo:
@@ -169,7 +173,7 @@ class SharingDemo:
         alone = await self._demo.complete(here, turn.token_ids)
         await self._demo.forget(here)
         shared = await self._demo.complete(here, turn.token_ids, source=source)
-        return Forced(turn, here, source, *alone, *shared)
+        return Forced(turn, here, source, alone, shared)
 
     async def _source(self, turn: ConversationTurn, here: Rank) -> BlockSource:
         """Return the router's block source, once it covers all blocks. Raises TimeoutError."""

@@ -170,22 +170,22 @@ def forced_row(forced: Forced) -> str:
         len(forced.turn.token_ids),
         _place(Rank(source.worker_id, source.dp_rank)),
         _place(forced.rank),
-        forced.alone_tokens,
-        _ms(forced.alone_ttft_s),
-        forced.shared_tokens,
-        _ms(forced.shared_ttft_s),
+        forced.alone.cached_tokens,
+        _ms(forced.alone.ttft_s),
+        forced.shared.cached_tokens,
+        _ms(forced.shared.ttft_s),
     )
 
 
 def forced_sum(forced: Sequence[Forced]) -> str:
     """Return the totals of the prompts that were forced elsewhere."""
     tokens = sum(len(each.turn.token_ids) for each in forced)
-    alone = sum(each.alone_tokens for each in forced)
-    shared = sum(each.shared_tokens for each in forced)
+    alone = sum(each.alone.cached_tokens for each in forced)
+    shared = sum(each.shared.cached_tokens for each in forced)
     ttfts = [
         mean(ttft_s)
         for ttft_s in zip(
-            *((each.alone_ttft_s, each.shared_ttft_s) for each in forced), strict=True
+            *((each.alone.ttft_s, each.shared.ttft_s) for each in forced), strict=True
         )
     ]
     return (
