@@ -1,8 +1,8 @@
 """What starting and resting costs: until `/health` answers, memory, bytes of an installation.
 
-    python benchmarks/startup.py [--quick] [--json] [--only first,time,memory,size]
+    python benchmarks/startup.py [--quick] [--json] [--only first,time,memory,size] [--write]
 
-Real processes, started one after the other, kernels compiled before, except for the first. Beside
+`first` takes minutes, and is left out by `--quick` unless it is named. Real processes, started one after the other, kernels compiled before, except for the first. Beside
 `kv-router serve` stands `python -m dynamo.select_service` of PyPI's `ai-dynamo-runtime`; goals are
 ours alone.
 """
@@ -25,9 +25,10 @@ SECTIONS = {
 def main() -> int:
     arguments = section_parser(__doc__, SECTIONS).parse_args()
     scale = StartupScale(arguments.quick)
-    chosen = {
-        name: Section(SECTIONS[name], partial(MEASURE[name], scale)) for name in arguments.only
-    }
+    names = arguments.only
+    if arguments.quick and names == list(SECTIONS):
+        names.remove("first")
+    chosen = {name: Section(SECTIONS[name], partial(MEASURE[name], scale)) for name in names}
     return report(chosen, Benchmark("startup", "peer", str(scale)), arguments)
 
 
