@@ -2,9 +2,9 @@
 
     python benchmarks/startup.py [--quick] [--json] [--only first,time,memory,size] [--write]
 
-`first` takes minutes, and is left out by `--quick` unless it is named. Real processes, started one after the other, kernels compiled before, except for the first. Beside
-`kv-router serve` stands `python -m dynamo.select_service` of PyPI's `ai-dynamo-runtime`; goals are
-ours alone.
+Real processes, started one after the other, kernels compiled before, except for `first`, which
+takes minutes, and which `--quick` leaves out unless it is named. Beside `kv-router serve` stands
+`python -m dynamo.select_service` of PyPI's `ai-dynamo-runtime`; goals are ours alone.
 """
 
 import sys
