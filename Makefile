@@ -123,10 +123,11 @@ GATEWAY_CHAOS_S ?= 6
 test-gateway: $(KERNELS) $(DEV_STAMP) .gateway-venv/.installed
 	ENVOY=$(abspath .gateway-venv)/bin/envoy GATEWAY_CHAOS_S=$(GATEWAY_CHAOS_S) $(BIN)/pytest -q -m gateway tests/gateway
 
-# The examples in other systems: LiteLLM in an environment of its own, HAProxy and nginx of Debian's
-# packages, which are unpacked, not installed; two minutes.
-test-integrations: $(KERNELS) $(DEV_STAMP) .integrations-venv/.installed .integrations/.unpacked
-	LITELLM_PYTHON=$(abspath .integrations-venv)/bin/python SYSTEMS_ROOT=$(abspath .integrations) \
+# The examples in other systems: LiteLLM and Ray Serve in environments of their own, HAProxy and nginx of
+# Debian's packages, which are unpacked, not installed; three minutes.
+test-integrations: $(KERNELS) $(DEV_STAMP) .integrations-venv/.installed .ray-venv/.installed .integrations/.unpacked
+	LITELLM_PYTHON=$(abspath .integrations-venv)/bin/python RAY_PYTHON=$(abspath .ray-venv)/bin/python \
+		SYSTEMS_ROOT=$(abspath .integrations) \
 		$(BIN)/pytest -q -m systems tests/examples
 
 SYSTEMS := haproxy liblua5.3-0 nginx libnginx-mod-http-lua libnginx-mod-http-ndk libluajit2-5.1-2 lua-resty-core lua-resty-lrucache \
@@ -335,6 +336,11 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check litellm==1.110.2
 	touch $@
 
+.ray-venv/.installed: Makefile
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "ray[serve]==2.60.0"
+	touch $@
+
 .integrations/.unpacked: Makefile
 	mkdir -p $(@D)
 	cd $(@D) && { timeout 60 apt-get download --quiet=2 $(SYSTEMS) || \
@@ -348,4 +354,4 @@ $(VLLM_STAMP): tests/vllm/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .aiperf-venv .gpu-venv .gateway-venv .protoc-venv .release-venv .site-venv .lowest-venv .promtool $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .aiperf-venv .gpu-venv .gateway-venv .integrations .integrations-venv .ray-venv .protoc-venv .release-venv .site-venv .lowest-venv .promtool $(DYNAMO_VERSIONS:%=.dynamo-%-venv) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
