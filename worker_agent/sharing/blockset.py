@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from router.errors import KvRouterError
 from router.protocol.values import UNREADABLE, Rank
-from worker_agent.blocks.descriptors import BlockDescriptor, BlockDescriptorList, Mutability
+from worker_agent.blocks.descriptors import BlockDescriptorList, Mutability
 from worker_agent.blocks.handles import Handle, MutableBlocks
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.descriptor import LayoutDescriptor
@@ -206,23 +206,6 @@ def described_blocks(
     return BlockDescriptorList(
         rank.worker_id, block_set_idx, mutability, indices, lease, epoch, rank.dp_rank
     )
-
-
-def listed_blocks(blocks: Sequence[BlockDescriptor]) -> BlockDescriptorList:
-    """Return blocks as one list.
-
-    Raises BlocksetError if there are none, and if they differ in more than their index.
-    """
-    if not blocks:
-        raise BlocksetError("blocks", "none", "at least one", rule="empty_input")
-    heads = {(each.worker_id, each.dp_rank, each.block_set_idx, each.mutability) for each in blocks}
-    if len(heads) > 1:
-        shown = " and ".join(str(head) for head in sorted(heads))
-        allowed = "blocks of one worker, one set and one mutability"
-        raise BlocksetError("blocks", shown, allowed, rule="not_homogeneous")
-    [(worker_id, dp_rank, set_idx, mutability)] = heads
-    indices = tuple(each.block_idx for each in blocks)
-    return BlockDescriptorList(worker_id, set_idx, mutability, indices, dp_rank=dp_rank)
 
 
 def check_put(sources: BlockDescriptorList, targets: BlockDescriptorList) -> None:

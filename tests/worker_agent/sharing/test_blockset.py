@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.protocol.values import Rank
-from worker_agent.blocks.descriptors import BlockDescriptor, BlockDescriptorList, Mutability
+from worker_agent.blocks.descriptors import BlockDescriptorList, Mutability
 from worker_agent.blocks.eviction.simple import LruEviction
 from worker_agent.blocks.handles import Tier
 from worker_agent.blocks.names import BlockName
@@ -22,7 +22,6 @@ from worker_agent.sharing.blockset import (
     decode,
     described_blocks,
     encode,
-    listed_blocks,
 )
 from worker_agent.sharing.errors import BlocksetError
 from worker_agent.sharing.leases import Leases
@@ -129,15 +128,6 @@ def test_immutable_blocks_may_be_read_but_not_written():
     assert not importer(EXPORT).get_remote_blocks_immutable(listed, 0.0).is_mutable
     with pytest.raises(BlocksetError, match="cannot get mutable remote blocks for immutable"):
         importer(EXPORT).get_remote_blocks_mutable(listed, 0.0)
-
-
-def test_lists_are_of_one_kind():
-    assert listed_blocks(LISTED.blocks()) == replace(LISTED, lease="", epoch=0)
-    odd = BlockDescriptor(1337, 1, 3, IMMUTABLE)
-    for blocks, rule in (([], "empty_input"), ([*LISTED.blocks(), odd], "not_homogeneous")):
-        with pytest.raises(BlocksetError) as refused:
-            listed_blocks(blocks)
-        assert refused.value.rule == rule
 
 
 @pytest.mark.parametrize(

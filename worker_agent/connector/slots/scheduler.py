@@ -99,11 +99,6 @@ class TransferScheduler:
         """The transfers that wait for their other side, or for the engine's progress."""
         return list(self._meetings)
 
-    @property
-    def early_slots(self) -> int:
-        """Number of requests with transfers that ended before their slot was created."""
-        return len(self._early)
-
     # ── Slots ────────────────────────────────────────────────────────────────────────────────────
 
     def has_slot(self, key: RequestKey) -> bool:

@@ -144,7 +144,9 @@ def test_more_than_may_wait_are_cancelled():
     assert scheduler.take_decisions() == [Decided(2, CANCEL)]
     for key in range(4):
         scheduler.completed(key, 1)
-    assert scheduler.early_slots == 2
+    for key in range(4):
+        scheduler.create_slot(key, 1)
+    assert [scheduler.is_complete(key) for key in range(4)].count(True) == 2
 
 
 def test_invalid_operations_are_refused():
