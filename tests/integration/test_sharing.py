@@ -181,6 +181,25 @@ async def test_sharing_works_over_tls_and_between_ranks(sharing, fleet, tmp_path
     assert (tokens(answer), cached(answer)) == (tokens(right), CACHED_TOKENS)
 
 
+async def test_blocks_of_another_order_are_refused_and_computed(sharing, tmp_path):
+    fleet = await sharing(workers=1)  # Tokens first.
+    right = await fleet.complete(1, 0, prompt(0))
+    heads_first = {"kv-page": "hnd", "config": tmp_path / "agent.toml"}
+    fleet.add_worker(2, **SMALL, **heads_first)
+    await fleet.until_ready(2)
+
+    async def refused():
+        answer = await fleet.client.get(f"{fleet.endpoints[2]}/blocksets")
+        return answer.json()["refused"]
+
+    [refusal] = await eventually(refused)
+    assert refusal["worker_id"] == 1
+    assert "kv_page" in refusal["reason"]
+    source = {"worker_id": 1, "dp_rank": 0, "blocks": 18, "tier": "device"}
+    answer = await pulled(fleet, 2, 0, prompt(0), source)
+    assert (tokens(answer), cached(answer)) == (tokens(right), 0)
+
+
 async def test_stalled_peer_is_not_awaited(sharing):
     fleet = await sharing(settings={"onboard_timeout_s": 4.0})
     right = [await fleet.complete(1, 0, prompt(number)) for number in range(3)]

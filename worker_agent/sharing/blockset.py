@@ -175,8 +175,8 @@ class RemoteBlocksets:
             reason = "cannot import blockset from self"
             raise BlocksetError("worker_id", reason, "another worker's", rule="import_from_self")
         if export.fingerprint != self._fingerprint:
-            allowed = f"{self._fingerprint:x}, as ours"
-            reason = f"{export.fingerprint:x}, of another model"
+            allowed = f"{self._fingerprint:x}, as ours: the same model, seed and kv_page"
+            reason = f"{export.fingerprint:x}, of another model, or of blocks in another order"
             raise BlocksetError("fingerprint", reason, allowed, rule="other_model")
         for index, described in export.block_sets.items():
             named = described.nixl_metadata.agent_name
