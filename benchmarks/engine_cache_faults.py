@@ -1,23 +1,41 @@
-"""What each connector answers when the store on disk lies or dies."""
+"""What each connector answers when the store on disk lies, dies or is full."""
 
 import asyncio
 import os
+import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import httpx
-from engine_cache_sides import BLOCK_TOKENS, Count, Side, example, ours_on_disk, sides
+from engine_cache_sides import (
+    BLOCK_TOKENS,
+    Count,
+    Side,
+    example,
+    ours_on_disk,
+    restored_tokens,
+    sides,
+)
 from rows import Row
 
-from support.engines.tiny_llama import write_tiny_llama
+from support.engines.tiny_llama import TINY, write_tiny_llama
 
 PROMPTS = 4
 PROMPT_TOKENS = 40 * BLOCK_TOKENS + 5
 ANSWER_TOKENS = 8
 FLIP_EVERY_BYTES = 4096
+T = TypeVar("T")
+
+KEPT_PROMPTS = 2
+"""For which a full disk has room."""
+PROMPT_BYTES = restored_tokens(PROMPT_TOKENS) * TINY.layers * 2 * TINY.kv_heads * 32 * 2
+SPARE_BYTES = 256 * 1024
+"""Room for a journal and for the heads of files, but not for a prompt."""
 
 
 def lie(path: Path) -> None:
@@ -105,3 +123,78 @@ async def _asked_again(
             failed += 1
     print(f"{side.name}, {damage.__name__}: {wrong} wrong, {failed} failed", file=sys.stderr)
     return wrong, failed
+
+
+def full_rows() -> list[Row]:
+    """The same prompts with a disk for `KEPT_PROMPTS`, asked again from the last to the first."""
+    if os.geteuid():
+        print("full: left out, for only root can mount a small file system", file=sys.stderr)
+        return []
+    kept_blocks = KEPT_PROMPTS * restored_tokens(PROMPT_TOKENS) // BLOCK_TOKENS
+    size_bytes = KEPT_PROMPTS * PROMPT_BYTES + SPARE_BYTES
+    with TemporaryDirectory() as name, ExitStack() as undo:
+        folder = Path(name)
+        write_tiny_llama(folder / "model")
+        pair = ours_on_disk(folder, kept_blocks), example(folder)
+        for side in pair:
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", f"{side.store}"],
+                check=True,
+            )
+            undo.callback(subprocess.run, ["umount", f"{side.store}"], check=True)
+        return asyncio.run(_full(sides(folder)[0], *pair))
+
+
+async def _full(plain: Side, ours: Side, other: Side) -> list[Row]:
+    right = await _alone(plain, _answers)
+    found = [await _alone(side, partial(_when_full, right=right)) for side in (ours, other)]
+    bounds = zip((*LABELS, RESTORED), (0, 0, 50), ("of 8", "of 8", "%"), *found, strict=True)
+    return [
+        Count(f"the store is full: {label}, ExampleConnector", mine, theirs, unit, goal,
+              lower=label != RESTORED)
+        for label, goal, unit, mine, theirs in bounds
+    ]  # fmt: skip
+
+
+RESTORED = "tokens not computed again"
+
+
+async def _alone(side: Side, ask: Callable[[Side], Awaitable[T]]) -> T:
+    """Ask a side while no other runs."""
+    try:
+        side.engine.start()
+        side.engine.wait()
+        return await ask(side)
+    finally:
+        side.engine.kill()
+
+
+async def _answers(side: Side) -> list[list[int]]:
+    return [await _answer(side, number) for number in range(PROMPTS)]
+
+
+async def _when_full(side: Side, right: list[list[int]]) -> tuple[float, float, float]:
+    """Return wrong answers, failed requests, and the percentage that was not computed again."""
+    assert side.store is not None
+    if side.stored is not None:
+        _fill(side.store)  # It has reserved its file, and all else finds no room.
+    wrong = failed = again_tokens = 0
+    for number in [*range(PROMPTS), *reversed(range(PROMPTS))]:
+        try:
+            _, answer = await side.timed(side.prompt(number, PROMPT_TOKENS), ANSWER_TOKENS)
+            wrong += answer.token_ids != right[number]
+            again_tokens += answer.cached_tokens
+            await side.settle()
+        except (httpx.HTTPError, AssertionError) as error:
+            failed += 1
+            print(f"{side.name}: {error!r}"[:300], file=sys.stderr)
+    share = 100 * again_tokens / (PROMPTS * restored_tokens(PROMPT_TOKENS))
+    print(f"{side.name}, full: {wrong} wrong, {failed} failed, {share:.0f} %", file=sys.stderr)
+    return wrong, failed, share
+
+
+def _fill(folder: Path) -> None:
+    """Leave no room on its file system."""
+    with suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
