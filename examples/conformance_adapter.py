@@ -86,9 +86,10 @@ class NaiveRouter:
             while True:
                 _, _, payload = await socket.recv_multipart()
                 for event in msgspec.msgpack.decode(payload)[1]:
-                    self._apply(held, event)
+                    self.apply(held, event)
 
-    def _apply(self, held: Held, event: Any) -> None:
+    def apply(self, held: Held, event: Any) -> None:
+        """Note an event of an engine."""
         match event:
             case {"type": "BlockStored", "block_hashes": names, "token_ids": token_ids}:
                 before = held.get(event["parent_block_hash"], ())

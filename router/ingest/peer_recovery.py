@@ -61,6 +61,7 @@ class Recovery:
         await asyncio.sleep(WAIT_S)
         for url in self._config.peer_urls:
             if not self._has_blind_rank():
+                log.info("no rank is blind: peer %s is not queried", url)
                 return
             try:
                 dumped = await self._fetch(url)

@@ -96,7 +96,7 @@ async def streams(_, writer):
     for number in range(20):
         writer.write(event({"choices": [{"text": str(number)}]}))
         await writer.drain()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
     writer.write(event(b"[DONE]") + STREAM_END)
     await writer.drain()
 
@@ -386,9 +386,12 @@ async def test_stopping_picker_is_not_ready_first_and_answers_on(processes, tmp_
         assert (await client.post(url, json=COMPLETION)).status_code == 200
         found.picker.popen.terminate()
         statuses = set()
-        while found.picker.popen.poll() is None:
+
+        async def is_over():
             statuses.add((await client.post(url, json=COMPLETION)).status_code)
-            await asyncio.sleep(0.02)
+            return found.picker.popen.poll() is not None
+
+        await eventually(is_over)
         assert statuses == {200}
         assert (await client.post(url, json=COMPLETION)).status_code == 200  # by the fallback
 
@@ -398,10 +401,15 @@ async def test_stalled_picker_holds_requests_until_it_goes_on(processes, tmp_pat
     async with Envoy(tmp_path, found.port, engines, is_checked=False).running() as envoy:
         url = f"{envoy.url}/v1/completions"
         assert (await client.post(url, json=COMPLETION)).status_code == 200
+        begun = (await envoy.stats())["streams_started"]
         found.picker.pause()
         asking = asyncio.create_task(client.post(url, json=COMPLETION))
         vanishing = asyncio.create_task(client.post(url, json=COMPLETION))
-        await asyncio.sleep(0.3)
+
+        async def are_held():
+            return (await envoy.stats())["streams_started"] == begun + 2
+
+        await eventually(are_held)
         vanishing.cancel()
         found.picker.go_on()
         assert (await asking).status_code == 200

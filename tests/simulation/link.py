@@ -112,13 +112,13 @@ class Link:
         if self.hits("late_request"):
             self.loop.call_later(self.random.random() * 7, self._act_late, act)
             await self._time_out(deadline_s)
-        await asyncio.sleep(self.delay_s("slow_request"))
+        await self._travel()
         if not self.is_open:
             await self._wait_until_open(act, deadline_s)
         answer = act()
         if self.hits("lose_ack"):
             await self._time_out(deadline_s)
-        await asyncio.sleep(self.delay_s("slow_request"))
+        await self._travel()
         if not self.is_open:
             self.server.counts["ack_cut_off"] += 1
             await self._time_out(deadline_s)
@@ -149,6 +149,10 @@ class Link:
             self.server.counts["late_request_refused"] += 1
         else:
             self.server.counts["late_request_done"] += 1
+
+    async def _travel(self):
+        """Take the time of one way between client and server."""
+        await asyncio.sleep(self.delay_s("slow_request"))
 
     async def _time_out(self, deadline_s):
         await asyncio.sleep(deadline_s - self.loop.time())

@@ -89,9 +89,10 @@ class Router:
             self.world.server.tell(self.link, subject, payload)
 
     async def _tick_forever(self):
-        await asyncio.sleep(TICK_S * self.world.random.random())
+        pause_s = TICK_S * (1.0 + self.world.random.random())
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(pause_s)
+            pause_s = TICK_S
             now_s = self._clock()
             self.perform(
                 [*self.core.handle(Tick(), now_s)[1], *self.core.handle(MarkBeacon(), now_s)[1]]

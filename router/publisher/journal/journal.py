@@ -154,6 +154,10 @@ class EventJournal:
         """The events with final ids, from `take` or `seal`."""
         return self._recent
 
+    def check_invariants(self) -> None:
+        """Assert the invariants of the held blocks. O(everything)."""
+        self._held.check_invariants()
+
     @property
     def has_news(self) -> bool:
         """True if there is a message to take."""

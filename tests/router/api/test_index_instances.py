@@ -1,13 +1,11 @@
 """Instances and peers of an index alone: announced, registered, refused."""
 
-import asyncio
-
 import pytest
 
 from router.protocol.values import Tier
 from support.fleets.direct import DirectEngine
-from support.processes.running import SUBJECTS
-from support.processes.servers import equals, free_port
+from support.processes.running import SUBJECTS, FakeWorker
+from support.processes.servers import equals, eventually, free_port
 from support.values.builders import rank
 from support.values.indexing import (
     PROMPT,
@@ -19,13 +17,22 @@ from support.values.indexing import (
 )
 
 
+async def until_a_silent_worker_is_gone(index, bus):
+    """Wait for as long as a worker may be silent: until one that reports nothing is removed."""
+    silent = FakeWorker(bus, 99)
+    await silent.announce()
+    await silent.deliver()
+    line = 'kv_router_workers_gone_total{reason="silent"}'
+    await eventually(lambda: equals(index.metric(line), 1))
+
+
 async def test_a_registered_rank_is_pending_until_it_is_read(index, bus, eventually):
     await index.register(1, endpoint="nats://somewhere:4222")
     view = await index.instance(1)
     assert view["status"] == "pending"
     assert view["endpoints"] == {"0": "nats://somewhere:4222"}
     assert view["listeners"]["0"]["reason"] == "no checkpoint read yet"
-    await asyncio.sleep(3.0)
+    await until_a_silent_worker_is_gone(index, bus)
     assert (await index.status(1)) == "pending"
     async with publishing(Engine(bus, 1)):
         await eventually(lambda: equals(index.status(1), "active"))
@@ -42,8 +49,8 @@ async def test_events_before_the_registration_are_asked_for_again(index, bus, ev
         await eventually(lambda: equals(index.scores(PROMPT), {"1": {"0": 160}}))
 
 
-async def test_a_registered_rank_outlives_silence(served):
-    await asyncio.sleep(3.5)
+async def test_a_registered_rank_outlives_silence(served, bus):
+    await until_a_silent_worker_is_gone(served, bus)
     assert await served.status(1) == "active"
     assert await served.metric('kv_router_worker_trust{dp_rank="0",state="lagging",worker_id="1"}')
 

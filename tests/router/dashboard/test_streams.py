@@ -117,7 +117,7 @@ async def test_a_viewer_that_comes_late_gets_samples_from_before(running, eventu
     streams.leave(stream)
     spent_s = streams.spent_s
     await eventually(lambda: streams.spent_s > spent_s)
-    frames = streams.frames
-    await asyncio.sleep(0.05)
+    frames, spent_s = streams.frames, streams.spent_s
+    await eventually(lambda: streams.spent_s > spent_s)
     assert streams.frames == frames
     assert len(reported(await streams.join().take())["history"]) >= 3

@@ -1,6 +1,6 @@
 """Engines without an agent, whose metrics the router reads."""
 
-import asyncio
+import time
 from contextlib import AsyncExitStack
 
 import pytest
@@ -111,19 +111,24 @@ async def test_metrics_that_cannot_be_read_are_counted(eventually, text, status)
 
 
 async def test_polls_end_with_a_registration_and_can_be_turned_off(eventually):
-    with MetricsServer(vllm_metrics()) as server:
-        async with DirectRouter(use_kv_events=False, poll_metrics=False).running() as router:
-            await router.post("/workers", registration(server))
-            await asyncio.sleep(1.2)
-            assert server.requests == 0
-        async with DirectRouter(use_kv_events=False).running() as router:
+    with (
+        MetricsServer(vllm_metrics()) as unpolled,
+        MetricsServer(vllm_metrics()) as server,
+        MetricsServer(vllm_metrics()) as other,
+    ):
+        async with (
+            DirectRouter(use_kv_events=False, poll_metrics=False).running() as router_without,
+            DirectRouter(use_kv_events=False).running() as router,
+        ):
+            await router_without.post("/workers", registration(unpolled))
             await router.post("/workers", registration(server))
             await eventually(lambda: server.requests >= 1)
             await router.client.delete("/workers/1")
             await until_metric(router, eventually, f'{POLLED}{{state="read"}}', 0)
             asked = server.requests
-            await asyncio.sleep(1.3)
-            assert server.requests == asked
+            await router.post("/workers", registration(other))
+            await eventually(lambda: other.requests >= 2)
+            assert (server.requests, unpolled.requests) == (asked, 0)
 
 
 async def test_one_router_of_a_fleet_polls_an_engine(nats_server, eventually):
@@ -143,9 +148,9 @@ async def test_one_router_of_a_fleet_polls_an_engine(nats_server, eventually):
                 return sorted(states) == [0, 1]
 
             await eventually(is_shared)
-            asked = server.requests
-            await asyncio.sleep(2.0)
-            assert server.requests - asked <= 3
+            asked, since_s = server.requests, time.monotonic()
+            await eventually(lambda: server.requests >= asked + 3)
+            assert time.monotonic() - since_s > 1.5, "polled by more than one"
             await eventually(is_shared)
             name = 'kv_router_worker_foreign_requests{dp_rank="0",worker_id="1"}'
             for router in routers:

@@ -73,7 +73,10 @@ async def take_snapshot(nats_server, worker, eventually, **settings):
         await eventually(lambda: written(router))
         await cache(worker, BLOCKS[-1])
         await eventually(lambda: equals(held(router), 10))
-        await asyncio.sleep(0.3)
+
+
+async def is_above(answer, least):
+    return await answer > least
 
 
 async def written(router):
@@ -229,7 +232,10 @@ async def test_the_router_of_the_lowest_id_writes(nats_server, worker, eventuall
         for block in BLOCKS:
             await cache(worker, block)
         await eventually(lambda: written(routers[0]))
-        await asyncio.sleep(0.5)
+        first = await written(routers[0])
+        for block in (11, 12, 13, 14):
+            await cache(worker, block)
+        await eventually(lambda: is_above(written(routers[0]), first))
         assert [await written(router) for router in routers[1:]] == [0, 0]
 
 

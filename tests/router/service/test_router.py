@@ -26,12 +26,13 @@ from support.values.builders import announcement, rank
 
 PROMPT = list(range(40))
 SUBJECTS = Subjects("test")
+SILENCE_S = 2.5
 
 
 @pytest.fixture
 async def impatient(nats_server):
     """A router as users have it: the default policy, and silent workers are soon given up."""
-    as_it_ships = {"worker_silence_s": 2.5, "policy": DEFAULT_POLICY}
+    as_it_ships = {"worker_silence_s": SILENCE_S, "policy": DEFAULT_POLICY}
     async with RunningRouter(nats_server.url, **as_it_ships).running() as router:
         yield router
 
@@ -86,8 +87,12 @@ async def test_without_the_bus_the_last_state_is_used(impatient, nats_server, ev
     async def degraded():
         return (await ready(impatient))[1]["degraded"]
 
+    async def silence_s():
+        (row,) = (await impatient.view(1))["ranks"]
+        return row["trust"]["age_s"]
+
     await eventually(degraded)
-    await asyncio.sleep(3.0)
+    await eventually(lambda: is_above(silence_s(), SILENCE_S + 0.5))
     status, body = await ready(impatient)
     assert (status, "not connected" in body["degraded"]) == (200, True)
     answer = await impatient.post("/select_and_reserve", {"token_ids": PROMPT, "request_id": "x"})

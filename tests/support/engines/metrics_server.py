@@ -1,6 +1,6 @@
 """An engine's metrics endpoint: a small real HTTP server with the text that a test sets."""
 
-import time
+import threading
 from http.server import BaseHTTPRequestHandler
 
 from support.processes.http_server import LocalHttpServer
@@ -27,14 +27,26 @@ def vllm_metrics(
 
 
 class MetricsServer(LocalHttpServer):
-    """What it answers may be changed while it runs; `delay_s` before each answer."""
+    """What it answers may be changed while it runs; while it `hangs`, it answers nothing."""
 
     def __init__(self, text, port=None):
         super().__init__(port)
         self.text = text
         self.status = 200
-        self.delay_s = 0.0
+        self._answers = threading.Event()
+        self.hangs = False
         self.requests = 0
+
+    @property
+    def hangs(self):
+        return not self._answers.is_set()
+
+    @hangs.setter
+    def hangs(self, does):
+        (self._answers.clear if does else self._answers.set)()
+
+    def wait_to_answer(self):
+        self._answers.wait(60.0)
 
     @property
     def url(self):
@@ -46,7 +58,7 @@ class MetricsServer(LocalHttpServer):
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
                 said.requests += 1
-                time.sleep(said.delay_s)
+                said.wait_to_answer()
                 body = said.text if isinstance(said.text, bytes) else said.text.encode()
                 self.send_response(said.status)
                 self.send_header("content-length", str(len(body)))

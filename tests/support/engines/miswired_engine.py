@@ -8,11 +8,11 @@ import sys
 from msgspec.structs import replace
 
 from router.protocol.values import Identity, Tier
+from router.publisher.event_publisher import KvEventPublisher
 from worker_agent import cli
 from worker_agent.config.reference import ReferenceConfig
 from worker_agent.reference import server
 from worker_agent.reference.chat import ChatRequest, TokenizeRequest
-from worker_agent.reference.runner import RankRunner
 
 ANNOUNCED_BLOCK_SIZE = 64
 
@@ -58,13 +58,16 @@ def tokenizer():
 
 def offload():
     """Publish nothing of what the host keeps."""
-    publish = RankRunner._publish
+    for name in ("stored", "removed", "cleared"):
+        setattr(KvEventPublisher, name, of_the_device(getattr(KvEventPublisher, name)))
 
-    def of_the_device(self, tier, change):
-        if tier is Tier.DEVICE:
-            publish(self, tier, change)
 
-    RankRunner._publish = of_the_device
+def of_the_device(publish):
+    def published(self, tier=None, *what):
+        if tier in (Tier.DEVICE, None):
+            publish(self, tier, *what)
+
+    return published
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-from support.processes.servers import free_port
+from support.processes.servers import eventually, free_port
 
 
 class Upstream:
@@ -41,7 +41,7 @@ class Upstream:
         self._tasks.add(asyncio.current_task())
         self.connections += 1
         try:
-            while await self._request(reader):
+            while await self.read_request(reader):
                 await self._until_gone_or_answered(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
@@ -63,7 +63,7 @@ class Upstream:
                 task.cancel()
             await asyncio.wait((script, gone))
 
-    async def _request(self, reader):
+    async def read_request(self, reader):
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             line = await reader.readline()
@@ -79,8 +79,7 @@ class Upstream:
 
 async def _until_closed(reader):
     """No client sends a second request before the first is answered."""
-    while not reader.at_eof():
-        await asyncio.sleep(0.01)
+    await eventually(reader.at_eof, timeout_s=3600.0)
 
 
 def response(body=b"{}", status="200 OK", *headers, length=None):

@@ -63,7 +63,7 @@ class Scene:
         async with RunningRouter(nats_url, **(router_fields or {})).running() as router:
             forward = RunningForward(str(router.client.base_url), **fields)
             scene = cls(router, forward)
-            async with forward.running(), scene._with_engines(scripts, roles):
+            async with forward.running(), scene.with_engines(scripts, roles):
                 yield scene
 
     @classmethod
@@ -76,11 +76,11 @@ class Scene:
         async with running.running() as router:
             endpoint = RunningEndpoint(router.service, port)
             scene = cls(router, endpoint)
-            async with endpoint.client, scene._with_engines(scripts, roles):
+            async with endpoint.client, scene.with_engines(scripts, roles):
                 yield scene
 
     @asynccontextmanager
-    async def _with_engines(self, scripts, roles):
+    async def with_engines(self, scripts, roles):
         async with AsyncExitStack() as stack:
             for worker_id, script in scripts.items():
                 engine = await stack.enter_async_context(Upstream(script).running())

@@ -201,8 +201,8 @@ class ChunkedEngine(Upstream):
         super().__init__(script)
         self.bodies = []
 
-    async def _request(self, reader):
-        if not await super()._request(reader):
+    async def read_request(self, reader):
+        if not await super().read_request(reader):
             return False
         text, data = self.requests[-1]
         if "transfer-encoding: chunked" in text.lower():

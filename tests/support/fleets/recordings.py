@@ -150,8 +150,9 @@ def state(core):
         "heard": [(w.last_seen_s, w.was_seen) for w in core.fleet],
         "held": _held(core),
         "stats": core.index.stats(),
-        "logs": {r: (p.log.cursor, p.log.broken_reason) for r, p in core.index._ranks.items()},
-        "faults": {r: p.fault for r, p in core.index._ranks.items()},
+        "states": [structs.astuple(each) for each in core.index.rank_states()],
+        "logs": {r: (core.index.incarnation(r), core.index.is_broken(r)) for r in core.ranks},
+        "faults": dict(core.index.faults()),
         "active": {
             r: (a.active_blocks, a.active_prefill_tokens)
             for r in core.ranks

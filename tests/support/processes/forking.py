@@ -9,6 +9,7 @@ import fcntl
 import gc
 import importlib
 import json
+import math
 import os
 import runpy
 import signal
@@ -16,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from functools import cache
+
+from support.processes.servers import until
 
 PRELOADED = {
     "router": (
@@ -49,11 +51,11 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout=None):
-        deadline_s = None if timeout is None else time.monotonic() + timeout
-        while self.poll() is None:
-            if deadline_s is not None and time.monotonic() > deadline_s:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            time.sleep(0.005)
+        try:
+            limit_s = math.inf if timeout is None else timeout
+            until(lambda: self.poll() is not None, limit_s, poll_s=0.005)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout) from None
         return self.returncode
 
     def send_signal(self, number):

@@ -36,8 +36,8 @@ class WarningRouter(NaiveRouter):
         self._remarks, remarks = [], self._remarks
         return remarks
 
-    def _apply(self, held, event):
-        super()._apply(held, event)
+    def apply(self, held, event):
+        super().apply(held, event)
         if event["type"] == "BlockRemoved":
             self._remarks.append(Remark("a block was removed"))
 
@@ -47,7 +47,7 @@ class MarkedRouter(NaiveRouter):
 
     marks = Marks(salt_prefix="mark:", image_digits=16)
 
-    def _apply(self, held, event):
+    def apply(self, held, event):
         keys = (event.get("extra_keys") or [None])[0] or [""]
         if not str(keys[0]).startswith("mark:"):
-            super()._apply(held, event)
+            super().apply(held, event)

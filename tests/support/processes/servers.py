@@ -153,11 +153,14 @@ async def eventually(condition, timeout_s: float = 120.0, poll_s: float = 0.02):
 
 async def until_still(measure, pause_s: float = 0.3):
     """Wait until a value has not changed for `pause_s`. Returns it."""
-    before, now = None, measure()
-    while now != before:
-        await asyncio.sleep(pause_s)
-        before, now = now, measure()
-    return now
+    seen = [None, measure()]
+
+    def is_still():
+        seen.append(measure())
+        return seen[-1] == seen[-2]
+
+    await eventually(is_still, poll_s=pause_s)
+    return seen[-1]
 
 
 async def equals(answer, expected):

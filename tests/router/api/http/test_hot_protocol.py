@@ -6,6 +6,7 @@ import json
 import pytest
 
 from support.processes.running import RunningRouter
+from support.processes.servers import until_still
 
 BODY = json.dumps({"token_ids": [*range(40)]}).encode()
 
@@ -145,7 +146,7 @@ async def test_a_caller_that_reads_nothing_does_not_fill_our_memory(router):
         writer.transport.pause_reading()
         for _ in range(8):
             writer.write(request("/reservations/x", b"", "DELETE") * 1_000)
-        await asyncio.sleep(0.2)
+        await until_still(writer.transport.get_write_buffer_size)
         assert (await router.client.get("/health")).status_code == 200
         writer.transport.resume_reading()
         statuses = [(await read_answer(reader))[0] for _ in range(8_000)]

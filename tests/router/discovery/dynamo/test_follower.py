@@ -1,6 +1,5 @@
 """A router beside a Dynamo fleet, on a real NATS server, with messages that real workers sent."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -131,7 +130,8 @@ def captured_tokens():
 
 
 async def test_missing_stream_is_awaited_and_never_created(router, bus):
-    await asyncio.sleep(0.3)
+    looked = await bus.client.subscribe(f"$JS.API.STREAM.INFO.{STREAM}")
+    await looked.next_msg(timeout=60.0)
     names = {info.config.name for info in await bus.js.streams_info()}
     assert not any("ns1" in name for name in names)
     await make_stream(bus)

@@ -119,14 +119,23 @@ async def test_stream_that_is_cut_off_leaves_no_booking(picked):
     assert await picked.metric('requests_total{ended="no_answer"}') == before + 1
 
 
+async def has_one_booking(picked):
+    return sum((await picked.bookings()).values()) == 1
+
+
 async def test_booking_of_a_long_answer_outlasts_the_time_without_progress():
     async with picking(reservation_ttl_s=0.6) as picked, picked.gateway.stream() as stream:
         first, _ = await picked.routed(stream)
         await stream.send(answer_head(200, set_headers(first)[DESTINATION]))
         await stream.received()
-        for _ in range(12):
-            await asyncio.sleep(0.1)
-            assert sum((await picked.bookings()).values()) == 1
+        for number in range(2):  # each is booked later, reports nothing, and expires
+            asked = {"token_ids": [1, 2, 3, 4], "request_id": f"silent-{number}"}
+            await picked.router.post("/select_and_reserve", asked)
+            assert sum((await picked.bookings()).values()) == 2
+            await eventually(lambda: has_one_booking(picked))
+        for number in range(2):
+            url = f"/reservations/silent-{number}"
+            assert (await picked.router.client.delete(url)).status_code == 404
 
 
 RANKS = {1: {"endpoint": ENDPOINTS[1], "data_parallel_size": 2}}

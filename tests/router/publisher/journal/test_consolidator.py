@@ -242,7 +242,7 @@ class ConsolidatedMachine(RuleBasedStateMachine):
         self.normalizer.check_invariants()
         held = {tier: set(self.all.journal.held(tier).tolist()) for tier in Tier}
         assert held == self.expected()
-        self.all.journal._held.check_invariants()
+        self.all.journal.check_invariants()
 
 
 TestConsolidated = ConsolidatedMachine.TestCase

@@ -17,8 +17,8 @@ from support.processes.servers import equals
 SUBJECTS = Subjects("test")
 
 
-def announcer(bus, incarnation, **options):
-    return KvLease(bus.js, SUBJECTS, "worker.1", incarnation, **options)
+def announcer(bus, incarnation, key="worker.1", **options):
+    return KvLease(bus.js, SUBJECTS, key, incarnation, **options)
 
 
 def value(incarnation):
@@ -32,10 +32,10 @@ async def claimed(bus, incarnation, **options):
     return ours
 
 
-async def stored(bus):
+async def stored(bus, key="worker.1"):
     try:
         store = await bus.js.key_value(SUBJECTS.bucket)
-        return (await store.get("worker.1")).value
+        return (await store.get(key)).value
     except NatsError as error:
         return type(error).__name__
 
@@ -100,10 +100,11 @@ async def test_key_of_a_dead_owner_expires(bus, monkeypatch, eventually):
     assert await stored(bus) == value(2)
 
 
-async def test_a_key_beside_a_live_engine_stays(bus, monkeypatch):
+async def test_a_key_beside_a_live_engine_stays(bus, monkeypatch, eventually):
     monkeypatch.setattr(module, "TTL_S", 1)
     await claimed(bus, 1, expires=False)
-    await asyncio.sleep(2.0)
+    await claimed(bus, 1, key="worker.2")
+    await eventually(lambda: equals(stored(bus, "worker.2"), "KeyNotFoundError"))
     assert await stored(bus) == value(1)
 
 

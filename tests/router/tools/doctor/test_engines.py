@@ -226,7 +226,8 @@ async def test_a_restart_while_watching_is_a_warning():
 
         async def restart():
             await eventually(lambda: engine.is_heard)
-            await asyncio.sleep(0.2)
+            before = len(engine.published)
+            await eventually(lambda: len(engine.published) >= before + 4)
             await asyncio.to_thread(engine.restart)
 
         restarting = asyncio.create_task(restart())

@@ -7,7 +7,7 @@ import secrets
 import socket
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -215,8 +215,10 @@ def test_blocks_of_an_engine_that_is_gone_are_computed(key):
 
 
 def test_a_slow_engine_delays_a_load_by_its_timeout(key):
+    is_over = Event()
+
     def stalled(_):
-        time.sleep(2.0)
+        is_over.wait(60.0)
 
     with pair(key, lambda a: detour(a, stalled), onboard_timeout_s=0.2) as (_, here, _):
         request, began_s = Request("b", TOKENS), time.monotonic()
@@ -224,6 +226,7 @@ def test_a_slow_engine_delays_a_load_by_its_timeout(key):
         here.now_s = time.monotonic()  # Loads end by the clock.
         assert load(here, request, [[7, 9]]) == {7, 9}
         assert time.monotonic() - began_s < 2.0
+        is_over.set()
         finish(here, "b")
 
 

@@ -7,10 +7,22 @@ from hypothesis import strategies as st
 
 from support.chaos.fuzzing import examples
 from worker_agent.blocks.changes import BlockStored, CacheCleared
+from worker_agent.blocks.eviction.simple import LruEviction
 from worker_agent.blocks.names import Naming
+from worker_agent.blocks.pool import BlockPool
 from worker_agent.reference.engine.batching import GenerationRequest
-from worker_agent.reference.engine.engine import EngineConfig, ReferenceEngine, StepInput
+from worker_agent.reference.engine.cache import PagedCache
+from worker_agent.reference.engine.engine import (
+    EngineConfig,
+    ReferenceEngine,
+    StepInput,
+    cache_shape,
+)
 from worker_agent.reference.engine.model import Model, ModelConfig
+from worker_agent.reference.engine.tiering import RankMemory
+from worker_agent.tiers.level import StackSettings
+from worker_agent.tiers.stack import TierStack
+from worker_agent.transfer.physical import physical
 
 TEXT = list(b"It was the best of times, it was the worst of times, it was the age of wisdom, " * 4)
 MODEL = Model(ModelConfig(2, 64, 4, 2, 512, 0), torch.device("cpu"))
@@ -24,9 +36,26 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
+class VisibleEngine:
+    """A reference engine in memory that a test can look at."""
+
+    def __init__(self, model, config):
+        shape = cache_shape(model.config, config.num_blocks, config.block_size)
+        laid_out = physical("0").configured(shape.layout()).laid_out(config.layout.kind)
+        no_tiers = TierStack([], StackSettings(shape.layout().block_bytes))
+        pool = BlockPool(config.num_blocks, LruEviction())
+        self.memory = RankMemory(pool, laid_out.allocated_on_host(), no_tiers)
+        self.layers = PagedCache(shape, config.layout, self.memory.physical.regions).layers
+        self.step = ReferenceEngine(model, config, Naming(bytes(16), "model"), self.memory).step
+
+
 def engine(model=MODEL, num_blocks=128, block_size=16, max_batched_tokens=64, max_running=8):
     config = EngineConfig(num_blocks, block_size, max_batched_tokens, max_running)
     return ReferenceEngine(model, config, Naming(bytes(16), "model"))
+
+
+def visible(max_batched_tokens=64):
+    return VisibleEngine(MODEL, EngineConfig(128, 16, max_batched_tokens, 8))
 
 
 def request(request_id, prompt, max_tokens=8, **fields):
@@ -66,19 +95,20 @@ def test_a_warm_cache_says_the_same_as_a_cold_one():
 
 def named_blocks(rank):
     """The bits under every name in a rank's cache."""
-    layers = torch.stack(rank._cache.layers, dim=1)
-    return {name: layers[block] for name, block in rank._pool._ledger.by_identity.items()}
+    layers = torch.stack(rank.layers, dim=1)
+    names = map(rank.memory.pool.name, range(rank.memory.pool.num_blocks))
+    return {name: layers[block] for block, name in enumerate(names) if name is not None}
 
 
 def test_keys_and_values_are_the_same_to_the_bit_however_they_came_about():
-    alone = engine(max_batched_tokens=512)
+    alone = visible(max_batched_tokens=512)
     run(alone, request("a", TEXT[:200], 40))
     expected = named_blocks(alone)
     assert len(expected) == 14
-    crowded = engine(max_batched_tokens=23)
+    crowded = visible(max_batched_tokens=23)
     others = [request(str(i), TEXT[i : 90 + 7 * i], 9) for i in range(1, 5)]
     run(crowded, *others, request("a", TEXT[:200], 40), arriving_at=[0, 1, 2, 3, 1])
-    resumed = engine()
+    resumed = visible()
     for length in (70, 130, 200):
         run(resumed, request("a", TEXT[:length], 40))
     for rank in (crowded, resumed):
@@ -133,9 +163,9 @@ def test_eviction_does_not_matter():
 
 def test_the_cache_is_what_makes_the_difference():
     """Not vacuous: a wrong block under a right name changes what is said."""
-    rank = engine()
+    rank = visible()
     first, _, _ = run(rank, request("a", TEXT[:200]))
-    rank._cache.layers[0][0] += 1.0
+    rank.layers[0][0] += 1.0
     wrong, cached, _ = run(rank, request("b", TEXT[:200]))
     assert cached["b"] > 0
     assert wrong["b"] != first["a"]
