@@ -22,13 +22,11 @@ from router.core.commands import AnyHandled, Command, Handled, R
 from router.core.effects import (
     AdmitWaiting,
     Effect,
-    FetchWorker,
     RefuseWaiting,
     RequestCheckpoint,
     ReservationExpired,
-    SendBeacon,
 )
-from router.core.fleet import Beacons, Fleet
+from router.core.fleet import Fleet
 from router.core.membership import Membership
 from router.core.placement import Explained, Placement
 from router.core.placer import Placer
@@ -37,14 +35,13 @@ from router.core.remote_reservations import RemoteReservations
 from router.core.reservations import Reservations
 from router.core.settings import CoreSettings
 from router.core.usage_check import UsageCheck
+from router.core.worker_reports import WorkerReports
 from router.errors import InvalidFieldError
 from router.indexer.base import HeldSlice, Indexer, IndexMode, OverlapScores
 from router.indexer.dumps import IndexDump, RankBlocks, dumped_blocks
-from router.indexer.event_log import LogVerdict
 from router.indexer.predictions import Predictions
 from router.indexer.trusted_index import TrustedIndex
 from router.protocol.catalogue import WorkerAnnouncement
-from router.protocol.loads import Beacon
 from router.protocol.replicas import (
     HandedOver,
     ProgressTold,
@@ -55,7 +52,7 @@ from router.protocol.requests import (
     PromptRequest,
     SelectRequest,
 )
-from router.protocol.values import TIERS, Identity, Rank, Scope, unpack_hashes
+from router.protocol.values import Identity, Rank, Scope
 from router.scheduler.eligibility import Eligibility
 from router.scheduler.objectives import ObjectiveRules
 from router.scheduler.policy.registry import Policies
@@ -71,9 +68,6 @@ from router.sequence.rank_table import RankTable
 
 SWEEP_SUB_TABLES = 64
 """Sub-tables swept without a pause."""
-
-SETTLED_RANKS = 64
-"""Restored ranks checked without a pause."""
 
 
 class Handle(Protocol):
@@ -93,10 +87,10 @@ class RouterCore:
     handle: Handle
     __slots__ = (
         "_admission",
-        "_beacons",
         "_handlers",
         "_membership",
         "_placer",
+        "_reports",
         "_reservations",
         "_settings",
         "_standing",
@@ -130,7 +124,6 @@ class RouterCore:
         ConfigError if the settings name another one.
         """
         self._settings = settings
-        self._beacons = Beacons(rng)
         self.fleet = Fleet(settings.liveness)
         self.naming = settings.naming
         self.index = TrustedIndex(make_indexer, settings.mode, self.naming.scheme)
@@ -160,6 +153,15 @@ class RouterCore:
         self._placer = Placer(settings, *known, self.foreign.herd, objectives, selectors, rng)
         stores = (*known, self.predictor, self.foreign, self._standing)
         self._membership = Membership(*stores, self.gate)
+        self._reports = WorkerReports(
+            self.fleet,
+            self.index,
+            self.tracker,
+            self.predictor,
+            self._standing,
+            self._membership,
+            rng,
+        )
         self._usage = UsageCheck(self.tracker, self.index)
         booked = (self.tracker, self.foreign, self.predictions, self.waiting)
         self._reservations = Reservations(settings, self._placer, *booked, self._usage)
@@ -285,7 +287,7 @@ class RouterCore:
 
     def _table(self) -> dict[type, Callable[[Any, float], AnyHandled]]:
         """Return the handler of each command."""
-        return {
+        return self._reports.handlers() | {
             commands.UpsertWorker: self._upsert,
             commands.UpsertRegistered: self._upsert,
             commands.UpsertImplicit: self._upsert,
@@ -294,22 +296,11 @@ class RouterCore:
             commands.SetProblem: self._set_problem,
             commands.SetSourceFault: self._set_source_fault,
             commands.SetCaution: self._set_caution,
-            commands.Apply: self._apply,
-            commands.ApplySlice: self._apply_slice,
-            commands.BeginFill: self._begin_fill,
-            commands.Resume: self._resume,
-            commands.Settle: self._settle,
-            commands.ApplyLoad: self._apply_load,
-            commands.ApplyPolled: self._apply_polled,
             commands.ApplyPeer: self._apply_peer,
-            commands.SetConnected: self._set_connected,
-            commands.StreamLost: self._stream_lost,
             commands.SetBusyThresholds: self._set_busy_thresholds,
             commands.Reconfigure: self._reconfigure,
             commands.Tick: self._tick,
-            commands.MarkBeacon: self._mark_beacon,
             commands.Tidy: self._tidy,
-            commands.Search: self._search,
             commands.Select: self._select,
             commands.SelectAndReserve: self._book,
             commands.Submit: self._submit,
@@ -351,58 +342,6 @@ class RouterCore:
                 self._standing.note(rank, now_s)
         return None, []
 
-    def _apply(self, command: commands.Apply, now_s: float) -> Handled[LogVerdict | None]:
-        message = command.message
-        life_before = self.index.incarnation(message.rank)
-        verdict = self.index.apply(message, now_s)
-        if verdict is LogVerdict.NEW_LIFE and life_before is not None:
-            self.tracker.drop_rank(message.rank)
-        if verdict is LogVerdict.APPLY:
-            self._standing.note(message.rank, now_s, is_trusted=message.hybrid is None)
-        else:
-            self._membership.note_source(message.rank, now_s)
-        return verdict, []
-
-    def _apply_slice(self, _: commands.ApplySlice, __: float) -> Handled[bool]:
-        return self.index.apply_slice(), []
-
-    def _begin_fill(self, _: commands.BeginFill, __: float) -> Handled[None]:
-        self.index.begin_fill()
-        return None, []
-
-    def _resume(self, command: commands.Resume, now_s: float) -> Handled[bool]:
-        rank = command.state.rank
-        worker = self.fleet.get(rank.worker_id)
-        if worker is not None and worker.announcement.source(rank) is not None:
-            return False, []
-        held = [(int(each.tier), unpack_hashes(each.sequence_hashes)) for each in command.blocks]
-        for of_class in command.class_blocks:
-            place = TIERS + of_class.class_index
-            held.append((place, unpack_hashes(of_class.sequence_hashes)))
-        return self.index.resume(command.state, held, now_s), []
-
-    def _settle(self, _: commands.Settle, now_s: float) -> Handled[bool]:
-        return self.index.settle(SETTLED_RANKS, now_s), []
-
-    def _apply_load(self, command: commands.ApplyLoad, now_s: float) -> Handled[None]:
-        report = command.report
-        if not self.fleet.expects(report):
-            return None, [FetchWorker(report.worker_id)]
-        fresh_at_s = self._beacons.fresh_at_s(report)
-        if self.fleet.record_report(report, now_s, fresh_at_s):
-            self.index.compare(report, fresh_at_s, now_s)
-            self.predictor.observe(report, now_s)
-            self._standing.note(report.rank, now_s)
-        return None, []
-
-    def _apply_polled(self, command: commands.ApplyPolled, now_s: float) -> Handled[bool]:
-        report = command.report
-        if not self.fleet.record_polled(report, now_s):
-            return False, []
-        self.predictor.observe(report, now_s)
-        self._standing.note(report.rank, now_s)
-        return True, []
-
     def _apply_peer(self, command: commands.ApplyPeer, now_s: float) -> Handled[None]:
         message = command.message
         if isinstance(message, HandedOver):
@@ -414,16 +353,6 @@ class RouterCore:
         else:
             effects = self.foreign.apply(message, now_s)
         return None, [*effects, *self._admission_effects()]
-
-    def _set_connected(self, command: commands.SetConnected, now_s: float) -> Handled[None]:
-        self.fleet.set_connected(command.connected, now_s)
-        return None, []
-
-    def _stream_lost(self, _: commands.StreamLost, now_s: float) -> Handled[None]:
-        announced = [worker.announcement for worker in self.fleet]
-        on_bus = [rank for each in announced for rank in each.ranks if each.source(rank) is None]
-        self.index.stream_lost(on_bus, now_s)
-        return None, []
 
     def _set_busy_thresholds(self, command: commands.SetBusyThresholds, _: float) -> Handled[None]:
         self.gate.set_thresholds(command.model_name, command.thresholds)
@@ -458,16 +387,8 @@ class RouterCore:
         self.capacity.sample(now_s)
         return None, effects
 
-    def _mark_beacon(self, _: commands.MarkBeacon, now_s: float) -> Handled[Beacon]:
-        beacon = self._beacons.next(now_s)
-        return beacon, [SendBeacon(beacon)]
-
     def _tidy(self, _: commands.Tidy, now_s: float) -> Handled[bool]:
         return self.predictions.expire(now_s) | self.index.sweep(SWEEP_SUB_TABLES), []
-
-    def _search(self, command: commands.Search, _: float) -> Handled[None]:
-        self.index.find_matches(command.scope, unpack_hashes(command.sequence_hashes))
-        return None, []
 
     def _select(self, command: commands.Select, now_s: float) -> Handled[Placement]:
         prompt = command.prompt or self.hashed(command.request)

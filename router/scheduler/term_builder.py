@@ -121,8 +121,7 @@ class TermBuilder:
         terms, costs = np.empty((len(candidates.slots), COLUMNS)), NOTHING
         factors = NOTHING if wanted.factors is None else wanted.factors
         weights = None if self._models_prefill else wanted.weights
-        expected, isl_tokens = wanted.expected_output_tokens, prompt.isl_tokens
-        now_s = wanted.now_s
+        expected, isl_tokens, now_s = wanted.expected_output_tokens, prompt.isl_tokens, wanted.now_s
         flags = self._counts_output | SHARES_BLOCKS
         if wanted.phase is not None or wanted.tracking != COUNT_ALL:
             flags = self._flags(wanted.tracking, wanted.phase)

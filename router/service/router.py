@@ -113,9 +113,7 @@ class RouterService:
             hooks=Hooks(self._note_reconnected, self._drain, self._close, self._leave),
         )
         self.host.status.answers_on_bus = not self.host.status.has_bus
-        second = config.policy.shadow_policy
-        is_compared = config.dynamo.shadow or second
-        shadow = Shadow(time.monotonic(), second or None) if is_compared else None
+        shadow = self._make_shadow()
         expose_accuracy(
             self.host.metrics.registry, core.closed_loop, config.service.metrics_max_ranks
         )
@@ -145,6 +143,11 @@ class RouterService:
         self._rpc = Rpc(self.commands, *told, config.bodies, config.bus.max_bus_requests)
         lookups = Lookups(core, frequency_window_s=0.0)
         self._index_rpc = IndexRpc(core, lookups, *told, config.bus.max_bus_requests)
+
+    def _make_shadow(self) -> Shadow | None:
+        second = self._config.policy.shadow_policy
+        is_compared = self._config.dynamo.shadow or second
+        return Shadow(time.monotonic(), second or None) if is_compared else None
 
     def reconfigure(self, loaded: Loaded[RouterConfig]) -> None:
         """Apply changed settings, those of `settings.LIVE`. Raises ConfigError; then none."""
