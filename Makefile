@@ -20,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE :=
 up: $(KERNELS)
 	@$(BIN)/kv-router up $(UP_ARGS)
 
-# A minute on one core: CI lints beside it.
+# A process for each core, eight at most.
 kernels: $(KERNELS)
 
 # deploy/manifests, from deploy/chart, and its dashboard and schema; tests hold them in step.

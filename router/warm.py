@@ -7,11 +7,14 @@ For images, with NUMBA_CACHE_DIR and NUMBA_CPU_NAME=generic as at run time; see
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from router.runtime.kernels.numba_runtime import built_kernels, cache_folder
+from router.runtime.kernels.numba_runtime import cache_folder, kernels_to_compile
+
+SAID_EVERY_S = 5.0
 
 
 def kernel_modules() -> Iterator[str]:
@@ -24,22 +27,28 @@ def kernel_modules() -> Iterator[str]:
 def main(arguments: list[str]) -> int:
     """Import every kernel module, which compiles it, and print the cache folder.
 
-    With a path: write what was compiled there, as an image.
+    With a path: write an image of all kernels there.
     """
     names = list(kernel_modules())
     for name in names:
         import_module(name)
     if arguments:
-        _write_image(Path(arguments[0]))
+        return _write_image(Path(arguments[0]))
     where = cache_folder() or "memory only: no folder is writable"
     sys.stdout.write(f"kernels of {len(names)} modules are compiled, in {where}\n")
     return 0
 
 
-def _write_image(path: Path) -> None:
+def _write_image(path: Path) -> int:
     from router.runtime.kernels.image_builder import image_of
+    from router.runtime.kernels.image_compiler import CompilationError, Kernel
 
-    content = image_of(built_kernels())
+    kernels = [Kernel(*each) for each in kernels_to_compile()]
+    try:
+        content = image_of(kernels, path.with_suffix(".parts"), _Progress().show)
+    except CompilationError as error:
+        sys.stderr.write(f"kv-router: {error}\n")
+        return 1
     # A file of its own: the process that asked for the image and holds the lock may be killed, and
     # the next begins another. Two that wrote to one file would change code that others have mapped.
     handle, made = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
@@ -51,6 +60,24 @@ def _write_image(path: Path) -> None:
     except BaseException:
         os.unlink(made)
         raise
+    return 0
+
+
+class _Progress:
+    """Says now and then how many kernels are compiled, and at the end."""
+
+    def __init__(self) -> None:
+        self._began_s = self._said_s = time.monotonic()
+
+    def show(self, done: int, count: int) -> None:
+        now_s = time.monotonic()
+        if done < count and now_s - self._said_s < SAID_EVERY_S:
+            return
+        self._said_s = now_s
+        sys.stderr.write(
+            f"kv-router: {done} of {count} kernels are compiled, {now_s - self._began_s:.0f} s\n"
+        )
+        sys.stderr.flush()
 
 
 if __name__ == "__main__":

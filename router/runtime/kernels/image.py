@@ -73,7 +73,7 @@ class Image:
             self._functions: dict[str, int] = described["functions"]
             self._kept: list[Any] = []
             offset = HEADER.size + described_bytes
-            self._start = self._map(file.fileno(), offset, len(content) - offset, described)
+            self._start = self._map(file.fileno(), offset, content[offset:], described)
 
     def function(self, key: str) -> Callable[..., Any]:
         """Return a kernel. Raises KeyError if it is not in the image."""
@@ -86,10 +86,22 @@ class Image:
         made: Callable[..., Any] = make(ctypes.byref(method), self, None)
         return made
 
-    def _map(self, file: int, offset: int, size: int, described: dict[str, Any]) -> int:
-        memory = mmap.mmap(
-            file, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset
+    def _map(self, file: int, offset: int, content: bytes, described: dict[str, Any]) -> int:
+        """Return where the code is, ready to run.
+
+        Nothing on a file system that is mounted `noexec` may be executed: there it is copied.
+        """
+        mapped = mmap.mmap(
+            file, len(content), mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset
         )
+        with contextlib.suppress(OSError):
+            return self._placed(mapped, described)
+        copied = mmap.mmap(-1, len(content), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        copied[:] = content
+        return self._placed(copied, described)
+
+    def _placed(self, memory: mmap.mmap, described: dict[str, Any]) -> int:
+        """Return where memory is, with its imports and pointers filled in, and executable."""
         start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         for name, place in described["imports"].items():
             struct.pack_into("<Q", memory, place, address_of(name))

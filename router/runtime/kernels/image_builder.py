@@ -1,9 +1,8 @@
 """Compile kernels to one image: machine code that a process maps, without Numba (`image.py`).
 
-    kernels ──Numba──▶ LLVM ──┐
-                              ├─▶ one module ──▶ object file ──link──▶ code │ imports, data
-    a caller for each, from ──┘
-    Python's objects to numbers
+    a kernel ──Numba──▶ LLVM ─┐
+    its caller, from Python's ├─▶ object file ─┐
+    objects to numbers ───────┘     … of others ─┴─link──▶ code │ imports, data
 
 A caller takes Python's arguments as they are (vectorcall), checks them, releases the GIL and calls
 the kernel. Arrays are read where NumPy keeps their fields, which is part of NumPy's ABI; they need
@@ -13,7 +12,9 @@ return: an image has no reference that outlives a call.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ from llvmlite import binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.runtime import rtsys
 
 from router.runtime.kernels.image import FORMAT, HEADER, PAGE_BYTES, address_of, machine
+from router.runtime.kernels.image_compiler import Kernel, make_parts
 from router.runtime.kernels.image_memory import write_allocator
 from router.runtime.kernels.object_file import link
 
@@ -35,23 +38,27 @@ _TYPE_NUMBER = 28
 _CONTIGUOUS, _WRITEABLE = 0x1, 0x400
 _ARRAY_TYPE = "PyArray_Type"
 
-Kernel = tuple[str, Any]
-"""A key, and what Numba compiled for it (`CompileResult`)."""
 
+def image_of(
+    kernels: Sequence[Kernel], folder: Path, progress: Callable[[int, int], None]
+) -> bytes:
+    """Return the image of these kernels. Raises CompilationError.
 
-def image_of(kernels: Sequence[Kernel]) -> bytes:
-    """Return the image of these kernels."""
-    triple, cpu, features = kernels[0][1].target_context.codegen().magic_tuple()
-    target = llvm.Target.from_triple(triple).create_target_machine(
-        cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small"
-    )
-    callers = {key: f"kernel_{i}" for i, (key, _) in enumerate(kernels)}
+    `folder`: for object files, which are kept if not all can be made.
+    """
+    callers = {each.key: f"kernel_{i}" for i, each in enumerate(kernels)}
     assert len(callers) == len(kernels), "two kernels of one name and signature"
-    module = _linked(kernels, callers)
-    _drop_unused(module, set(callers.values()), target)
-    linked = link(target.emit_object(module), list(callers.values()))
-    for name in linked.imports:
-        address_of(name)
+
+    def object_of(kernel: Kernel, compiled: Any) -> bytes:
+        return _object_file(compiled, callers[kernel.key], kernel.key)
+
+    files = make_parts(kernels, folder, object_of, progress)
+    try:
+        linked = link(files, list(callers.values()))
+        for name in linked.imports:
+            address_of(name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     meta = {
         "format": FORMAT,
         "machine": machine(),
@@ -66,25 +73,33 @@ def image_of(kernels: Sequence[Kernel]) -> bytes:
     return HEADER.pack(hashlib.sha256(body).digest(), len(described)) + body
 
 
-def _linked(kernels: Sequence[Kernel], callers: Mapping[str, str]) -> Any:
-    """Return one LLVM module: all kernels, their callers, and the memory that they allocate."""
-    context = kernels[0][1].target_context
+def _object_file(compiled: Any, caller: str, key: str) -> bytes:
+    """Return a kernel, its caller, and the memory that it allocates.
+
+    `compiled`: by Numba (`CompileResult`).
+    """
+    context = compiled.target_context
+    triple, cpu, features = context.codegen().magic_tuple()
+    target = llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small"
+    )
     made = ir.Module("callers")
     made.triple = llvm.get_process_triple()
     made.data_layout = str(context.codegen().target_data)
-    for key, compiled in kernels:
-        _Caller(made, context, compiled, callers[key], key).write()
+    _Caller(made, context, compiled, caller, key).write()
     write_allocator(made)
     module = llvm.parse_assembly(str(made))
-    for _, compiled in kernels:
-        module.link_in(llvm.parse_assembly(compiled.library.get_llvm_str()))
+    for library in (compiled.library, rtsys.library):
+        module.link_in(llvm.parse_assembly(library.get_llvm_str()))
     module.verify()
-    return module
+    _drop_unused(module, caller, target)
+    content: bytes = target.emit_object(module)
+    return content
 
 
-def _drop_unused(module: Any, kept: set[str], target: Any) -> None:
+def _drop_unused(module: Any, kept: str, target: Any) -> None:
     for each in [*module.functions, *module.global_variables]:
-        if not each.is_declaration and each.name not in kept:
+        if not each.is_declaration and each.name != kept:
             each.linkage = llvm.Linkage.internal
     passes = llvm.create_new_module_pass_manager()
     passes.add_global_dead_code_eliminate_pass()

@@ -67,7 +67,7 @@ def _mapped_or_made() -> tuple[Path | None, Image | None]:
         found = _mapped([folder])
         if found[1] is not None:
             return found
-        _say(f"kv-router: compiling its kernels, once: about a minute (kept in {folder})")
+        _say(f"kv-router: compiling its kernels, once (kept in {folder})")
         paths = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
         changes = {"KV_ROUTER_KERNELS": "image", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         subprocess.run(  # noqa: S603 - this interpreter, and a path of ours
@@ -84,8 +84,8 @@ def _say(line: str) -> None:
 
 
 _folder, _image = (None, None) if _MODE else _mapped_or_made()
-_built: list[tuple[str, Any]] = []
-"""What was compiled to make an image."""
+_kernels: list[tuple[str, Any, str]] = []
+"""What is compiled to make an image."""
 
 if TYPE_CHECKING or _image is None:
     import numba as numba
@@ -102,7 +102,7 @@ if TYPE_CHECKING or _image is None:
     if not _indexes and _MODE != "image":
         _in_memory = "in memory: no folder can be written by this user alone"
         _where = f"kept in {_folder}" if _folder else _in_memory
-        _say(f"kv-router: compiling its kernels, once: about a minute ({_where})")
+        _say(f"kv-router: compiling its kernels, in one process: minutes ({_where})")
 else:
     numba = ir = cgutils = None
     _indexes = frozenset()
@@ -112,13 +112,14 @@ else:
         return function
 
 
+_NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
 def device(function: F) -> F:
     """Compile a function that kernels call; it is inlined into each of them."""
     if _image is not None:
         return function
-    compiled: F = numba.njit(
-        function, forceinline=True, no_cpython_wrapper=True, error_model="numpy"
-    )
+    compiled: F = numba.njit(function, forceinline=True, error_model="numpy", **_NO_WRAPPERS)
     return compiled
 
 
@@ -127,9 +128,9 @@ def cache_folder() -> Path | None:
     return _folder
 
 
-def built_kernels() -> list[tuple[str, Any]]:
-    """Return the key of each kernel that was compiled for an image, and its compilation."""
-    return _built
+def kernels_to_compile() -> list[tuple[str, Any, str]]:
+    """Return the key, Numba's function and the signature of each kernel of an image to make."""
+    return _kernels
 
 
 def kernel(signature: str) -> Callable[[F], F]:
@@ -140,9 +141,9 @@ def kernel(signature: str) -> Callable[[F], F]:
         if _image is not None:
             return cast(F, _image.function(key))
         if _MODE == "image":
-            compiled = _compile_for_image(function, signature)
-            _built.append((key, next(iter(compiled.overloads.values()))))
-            return cast(F, compiled)
+            compiled_later = numba.njit(nogil=True, error_model="numpy", **_NO_WRAPPERS)(function)
+            _kernels.append((key, compiled_later, signature))
+            return cast(F, compiled_later)
         return _compiled_or_loaded(function, signature)
 
     return mapped_or_compiled
@@ -215,11 +216,6 @@ def trailing_zeros(_context: object, _word: object) -> object:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return numba.uint64(numba.uint64), count
-
-
-def _compile_for_image(function: F, signature: str) -> Any:
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return numba.njit([signature], nogil=True, error_model="numpy", **options)(function)
 
 
 def _compiled_or_loaded(function: F, signature: str) -> F:

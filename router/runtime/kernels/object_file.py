@@ -1,4 +1,4 @@
-"""Link one ELF object file of x86-64 to code and data that can be mapped anywhere.
+"""Link ELF object files of x86-64 to code and data that can be mapped anywhere.
 
     code: sections of code and constants, stubs of calls │ page │ data: imports, variables
 
@@ -39,7 +39,9 @@ class Linked(NamedTuple):
     """Places of pointers into the image, which hold their distance from its start."""
 
 
-class _Section(NamedTuple):
+class _Header(NamedTuple):
+    """A section's header, as it is in a file."""
+
     name: int
     kind: int
     flags: int
@@ -50,6 +52,13 @@ class _Section(NamedTuple):
     info: int
     align: int
     entry: int
+
+
+class _Section(NamedTuple):
+    flags: int
+    align: int
+    content: bytes
+    is_loaded: bool
 
 
 class _Relocation(NamedTuple):
@@ -66,24 +75,80 @@ class _Symbol(NamedTuple):
     value: int
 
 
-def link(file: bytes, exported: Sequence[str]) -> Linked:
-    """Link an object file. Raises ValueError for a relocation that is not known."""
-    return _Linker(file).link(exported)
+def link(files: Sequence[bytes], exported: Sequence[str]) -> Linked:
+    """Link object files, none of which needs another one.
+
+    Raises ValueError for a relocation that is not known.
+    """
+    return _Linker(files).link(exported)
 
 
-class _Linker:
-    """Lays out the sections of one file, and relocates them."""
+class _Object:
+    """Reads one file, of which sections and symbols are numbered after those of others."""
 
-    def __init__(self, file: bytes) -> None:
+    def __init__(self, file: bytes, first_section: int, first_symbol: int) -> None:
         if file[:5] != b"\x7fELF\x02" or struct.unpack_from("<H", file, 18)[0] != 62:
             raise ValueError("no object file of x86-64")
         self._file = file
         offset = struct.unpack_from("<Q", file, 40)[0]
         count = struct.unpack_from("<H", file, 60)[0]
-        self._sections = [
-            _Section(*_SECTION.unpack_from(file, offset + i * _SECTION.size)) for i in range(count)
+        self._headers = [
+            _Header(*_SECTION.unpack_from(file, offset + i * _SECTION.size)) for i in range(count)
         ]
-        self._symbols = self._read_symbols()
+        self._names = self._headers[struct.unpack_from("<H", file, 62)[0]].offset
+        self._first_section, self._first_symbol = first_section, first_symbol
+
+    def sections(self) -> Iterator[_Section]:
+        for each in self._headers:
+            is_empty = each.kind == _NOBITS
+            content = self._file[each.offset : each.offset + each.size]
+            yield _Section(
+                each.flags, each.align, bytes(each.size) if is_empty else content,
+                self._is_loaded(each),
+            )  # fmt: skip
+
+    def symbols(self) -> Iterator[_Symbol]:
+        (table,) = [each for each in self._headers if each.kind == _SYMTAB]
+        names = self._headers[table.link].offset
+        for offset in range(table.offset, table.offset + table.size, _SYMBOL.size):
+            name, _, _, section, value, _ = _SYMBOL.unpack_from(self._file, offset)
+            number = section + self._first_section if section else 0
+            yield _Symbol(self._text(names + name), number, value)
+
+    def relocations(self) -> Iterator[_Relocation]:
+        for section in self._headers:
+            if section.kind != _RELA or not self._is_loaded(self._headers[section.info]):
+                continue
+            for at in range(section.offset, section.offset + section.size, _RELOCATION_ENTRY.size):
+                place, info, addend = _RELOCATION_ENTRY.unpack_from(self._file, at)
+                number, symbol = section.info + self._first_section, info >> 32
+                yield _Relocation(
+                    number, place, info & 0xFFFFFFFF, symbol + self._first_symbol, addend
+                )
+
+    def _is_loaded(self, section: _Header) -> bool:
+        is_content = section.kind in (_PROGBITS, _NOBITS) and section.flags & _ALLOC
+        name = self._text(self._names + section.name)
+        return bool(is_content and section.size) and name != _UNWINDING
+
+    def _text(self, offset: int) -> str:
+        return self._file[offset : self._file.index(b"\0", offset)].decode()
+
+
+class _Linker:
+    """Lays out the sections of all files, and relocates them."""
+
+    def __init__(self, files: Sequence[bytes]) -> None:
+        self._sections: list[_Section] = []
+        self._symbols: list[_Symbol] = []
+        found: list[_Relocation] = []
+        for file in files:
+            each = _Object(file, len(self._sections), len(self._symbols))
+            self._sections += each.sections()
+            self._symbols += each.symbols()
+            found += each.relocations()
+        self._imports: dict[str, int] = {}
+        self._relocations = [each._replace(symbol=self._one(each.symbol)) for each in found]
         self._content = bytearray()
         self._places: dict[int, int] = {}
         self._slots: dict[int, int] = {}
@@ -91,8 +156,8 @@ class _Linker:
         self._relative: list[int] = []
 
     def link(self, exported: Sequence[str]) -> Linked:
-        loaded = [i for i, each in enumerate(self._sections) if self._is_loaded(each)]
-        relocations = list(self._relocations(loaded))
+        loaded = [i for i, each in enumerate(self._sections) if each.is_loaded]
+        relocations = self._relocations
         self._place([i for i in loaded if not self._sections[i].flags & _WRITE])
         self._add_stubs(relocations)
         self._align(PAGE_BYTES)
@@ -113,6 +178,12 @@ class _Linker:
                 self._point(slot, self._address(i))
         return Linked(bytes(self._content), code_bytes, symbols, imports, self._relative)
 
+    def _one(self, symbol: int) -> int:
+        """Return the one symbol for an import that several files have."""
+        if not self._is_import(symbol):
+            return symbol
+        return self._imports.setdefault(self._symbols[symbol].name, symbol)
+
     def _is_import(self, symbol: int) -> bool:
         return not self._symbols[symbol].section
 
@@ -130,41 +201,12 @@ class _Linker:
                 self._slots[each.symbol] = len(self._content)
                 self._content += bytes(8)
 
-    def _is_loaded(self, section: _Section) -> bool:
-        is_content = section.kind in (_PROGBITS, _NOBITS) and section.flags & _ALLOC
-        return bool(is_content and section.size) and self._section_name(section) != _UNWINDING
-
-    def _section_name(self, section: _Section) -> str:
-        names = self._sections[struct.unpack_from("<H", self._file, 62)[0]]
-        return self._text(names.offset + section.name)
-
-    def _text(self, offset: int) -> str:
-        return self._file[offset : self._file.index(b"\0", offset)].decode()
-
-    def _read_symbols(self) -> list[_Symbol]:
-        (table,) = [each for each in self._sections if each.kind == _SYMTAB]
-        names = self._sections[table.link].offset
-        found = []
-        for offset in range(table.offset, table.offset + table.size, _SYMBOL.size):
-            name, _, _, section, value, _ = _SYMBOL.unpack_from(self._file, offset)
-            found.append(_Symbol(self._text(names + name), section, value))
-        return found
-
-    def _relocations(self, loaded: Sequence[int]) -> Iterator[_Relocation]:
-        for section in self._sections:
-            if section.kind != _RELA or section.info not in loaded:
-                continue
-            for at in range(section.offset, section.offset + section.size, _RELOCATION_ENTRY.size):
-                place, info, addend = _RELOCATION_ENTRY.unpack_from(self._file, at)
-                yield _Relocation(section.info, place, info & 0xFFFFFFFF, info >> 32, addend)
-
     def _place(self, sections: Sequence[int]) -> None:
         for i in sections:
             section = self._sections[i]
             self._align(max(section.align, 1))
             self._places[i] = len(self._content)
-            content = self._file[section.offset : section.offset + section.size]
-            self._content += bytes(section.size) if section.kind == _NOBITS else content
+            self._content += section.content
 
     def _align(self, to: int) -> None:
         self._content += bytes(-len(self._content) % to)

@@ -91,7 +91,7 @@ async def _show_watched(fleet: LocalFleet, config: UpConfig) -> None:
 
 def _slow_start(fleet: LocalFleet) -> str:
     return (
-        "still starting: the first start on a machine compiles kernels, about a minute "
+        "still starting: the first start on a machine compiles kernels, which its log counts "
         f"(logs: {fleet.directory})"
     )
 

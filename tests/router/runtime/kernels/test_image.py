@@ -12,9 +12,11 @@ from router.runtime.kernels.image import Image
 
 MODULE = """
 import sys
+from pathlib import Path
 import numpy as np
 from router.runtime.kernels.image_builder import image_of
-from router.runtime.kernels.numba_runtime import built_kernels, device, kernel
+from router.runtime.kernels.image_compiler import Kernel
+from router.runtime.kernels.numba_runtime import device, intrinsic, kernel, kernels_to_compile
 
 @device
 def half(number):
@@ -48,25 +50,73 @@ def middle(values):
     copied.sort()
     return copied[len(copied) // 2]
 
+@kernel("uint64(int64)")
+def twice(number):
+    return wrapped(number, number)
+
 @kernel("int64(int64)")
 def room(bytes_):
     return len(np.empty(bytes_, np.uint8))
 
-names = [(key.partition("(")[0].rpartition(".")[2], each) for key, each in built_kernels()]
-with open(sys.argv[1], "wb") as file:
-    file.write(image_of(names))
+names = [
+    Kernel(key.partition("(")[0].rpartition(".")[2], *rest) for key, *rest in kernels_to_compile()
+]
+path = Path(sys.argv[1])
+path.write_bytes(image_of(names, path.with_suffix(".parts"), lambda *counts: print(*counts)))
 """
-KERNELS = ("halves", "wrapped", "spread", "zeros", "middle", "room")
+KERNELS = ("halves", "wrapped", "spread", "zeros", "middle", "twice", "room")
+
+
+ENDS = """
+@intrinsic
+def ends(context, number):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@kernel("int64(int64)")
+def ended(number):
+    return ends(number)
+"""
+
+
+def make(folder, text):
+    """Make an image of a module's kernels in a process with Numba; return the process."""
+    (folder / "kernels.py").write_text(text)
+    command = [sys.executable, folder / "kernels.py", folder / "kernels.image"]
+    environment = os.environ | {"KV_ROUTER_KERNELS": "image"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     folder = tmp_path_factory.mktemp("image")
-    (folder / "kernels.py").write_text(MODULE)
-    made = folder / "kernels.image"
-    environment = os.environ | {"KV_ROUTER_KERNELS": "image"}
-    subprocess.run([sys.executable, folder / "kernels.py", made], env=environment, check=True)
-    return made
+    made = make(folder, MODULE)
+    assert made.returncode == 0, made.stderr
+    return folder / "kernels.image"
+
+
+def test_a_kernel_that_cannot_be_compiled_is_named_and_those_before_it_are_kept(tmp_path):
+    wrong = MODULE.replace("return left + right", "return left.missing")
+    failed = make(tmp_path, wrong)
+    assert failed.returncode == 1
+    assert "kernels are not compiled (wrapped" in failed.stderr.splitlines()[-1]
+    assert not (tmp_path / "kernels.image").exists()
+    made = make(tmp_path, MODULE)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.splitlines()[0] == f"1 {len(KERNELS)}"
+    assert Image(tmp_path / "kernels.image").function("wrapped")(2, 3) == 5
+    assert not (tmp_path / "kernels.parts").exists()
+
+
+def test_a_compiling_process_that_is_killed_is_an_error_that_says_so(tmp_path):
+    head, rest = MODULE.split("names = [")
+    killed = make(tmp_path, f"import os, signal\n{head}{ENDS}names = [{rest}")
+    assert killed.returncode == 1
+    assert "a process was killed by signal 9" in killed.stderr.splitlines()[-1]
+    assert not (tmp_path / "kernels.image").exists()
+
+
+def test_a_kernel_calls_another_with_its_declared_signature(kernels):
+    assert kernels["twice"](-1) == 2**64 - 2
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +209,22 @@ def test_an_image_without_a_whole_header_is_refused(path, tmp_path, length):
     cut.write_bytes(path.read_bytes()[:length])
     with pytest.raises(ValueError, match="damaged"):
         Image(cut)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
+def test_an_image_where_nothing_may_be_executed_is_copied(path, tmp_path):
+    script = (
+        f'mount -t tmpfs -o noexec kernels {tmp_path} && cp {path} {tmp_path}/it && "$@" {tmp_path}'
+    )
+    program = (
+        "import sys; from pathlib import Path; from router.runtime.kernels.image import Image\n"
+        "print(Image(Path(sys.argv[1]) / 'it').function('wrapped')(2, 3))"
+    )
+    command = ["unshare", "--mount", "sh", "-ec", script, "sh", sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "mount" in ended.stderr:
+        pytest.skip("no file system may be mounted here")
+    assert ended.stdout == "5\n", ended.stderr
 
 
 def test_an_image_of_another_machine_is_refused(path, monkeypatch):
