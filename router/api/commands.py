@@ -31,6 +31,7 @@ from router.api.prompt_hashing import THREAD_TOKENS, is_short, prepared
 from router.api.request_headers import bookable
 from router.api.sessions import MayWait, SessionStep, Steps, begun
 from router.api.shadow import ShadowStep
+from router.api.splits import SplitStep, with_split
 from router.api.tenants import check_precedence, raise_to_caller, to_caller, to_tenant
 from router.core.commands import (
     Command,
@@ -62,6 +63,7 @@ from router.protocol.replies import (
     LoadForecast,
     OverlapScoresReply,
     ReservationReply,
+    SplitChoice,
     WorkerLoad,
 )
 from router.protocol.requests import (
@@ -74,6 +76,7 @@ from router.protocol.values import Rank
 from router.runtime.security.caller import ANYBODY, Caller
 from router.scheduler.errors import NoEndpointsError
 from router.scheduler.ignored import chosen_by_caller, of_loads, selected_before
+from router.scheduler.splits import NO_SPLITS, Splits
 from router.sequence.active.prompt import Prompt, prepare
 from router.sequence.active.stages import SCHEDULING, Stages
 
@@ -85,7 +88,7 @@ W = TypeVar("W", Decision, ReservationReply, LoadForecast)
 class PendingRequest(Struct, frozen=True, eq=False):
     """A queued request: its ticket, and a future of its placement.
 
-    `since_s`: when it was queued. `stages`: its timing, if it is timed.
+    `since_s`: when it was queued. `stages`: its timing, if it is timed. `split`: see `Decision`.
     """
 
     request: SelectRequest
@@ -93,12 +96,14 @@ class PendingRequest(Struct, frozen=True, eq=False):
     future: asyncio.Future[Placement]
     since_s: float
     stages: Stages | None
+    split: SplitChoice | None = None
 
 
 class Commands:
     """Commands on one core. Each raises what the core raises.
 
-    `sessions`, `shadow`: steps before and after the core, if the router has them.
+    `sessions`, `shadow`: steps before and after the core, if the router has them. `splits`: the
+    step that chooses among groups.
     """
 
     def __init__(
@@ -111,11 +116,13 @@ class Commands:
         *,
         sessions: SessionStep | None = None,
         shadow: ShadowStep | None = None,
+        splits: Splits = NO_SPLITS,
     ) -> None:
         """Initialise on a core. `selections`: the store of selections that may be reserved."""
         self.core = core
         self._watch = watch or DecisionObserver(metrics.decisions)
         self._selections = Selections(SelectionLimits()) if selections is None else selections
+        self.splits = SplitStep(core, self._selections, splits)
         self._effect_runner = effect_runner
         self._metrics = metrics
         self._sessions = sessions
@@ -151,11 +158,16 @@ class Commands:
         if other is not None:
             return other(command)
         given: Any = command
+        split = None
+        if self.splits.splits:
+            given, split = self.splits.before(given)
         tokens = given.request.token_ids
         is_long = tokens is not None and len(tokens) > THREAD_TOKENS
         if is_long or (self._sessions is not None and self._sessions.concerns(given)):
-            return begun(self._steps(given))
-        return self._of_prompts[type(command)](command)
+            reply = begun(self._steps(given))
+        else:
+            reply = self._of_prompts[type(command)](given)
+        return reply if split is None else with_split(reply, split)
 
     async def reply_to(self, command: CallerCommand, caller: Caller) -> Any:
         """Return the reply to a command once it is there, as `handle` does."""
@@ -257,7 +269,8 @@ class Commands:
             bound = self._sessions.bind(wait.request, placement.rank)
             if iscoroutine(bound):
                 await bound
-        return structs.replace(decision, waited_s=round(now_s - wait.since_s, 6))
+        waited_s = round(now_s - wait.since_s, 6)
+        return structs.replace(decision, waited_s=waited_s, split=wait.split)
 
     def _book(self, command: Book) -> ReservationReply:
         asked, override = command.request, command.request.router_config_override

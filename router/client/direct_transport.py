@@ -43,7 +43,6 @@ from router.client.retry import HeadersOf
 from router.client.settings import Patience
 from router.core.commands import Select, Submit
 from router.core.views.capacity import capacity
-from router.core.views.workers import loads
 from router.errors import KvRouterError
 from router.protocol.batches import ReservationBatch, ReservationStep
 from router.protocol.requests import BookRequest, PromptRequest, ReserveRequest
@@ -115,7 +114,7 @@ class DirectTransport:
             self._commands.handle(command_of(ReservationStep(**fields), in_batch=False), ANYBODY)
             return _OK
         if name == LOADS.name:
-            return loads(self._commands.core)
+            return self._commands.splits.loads()
         if name == CAPACITY.name:
             return capacity(self._commands.core, time.monotonic())
         if name == REPORT.name:

@@ -14,6 +14,7 @@ from router.scheduler.settings import DEFAULT_POLICY, PolicySettings, TrustWeigh
 
 if TYPE_CHECKING:
     from router.scheduler.selector import Selector
+    from router.scheduler.splits import Splits
 
 TRUST_STATES = ("lagging", "degraded", "approximate", "blind")
 
@@ -96,6 +97,14 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
             "policies of routing groups: group=policy pairs, separated by commas",
             DECIDES | LIVE,
             unit="GROUP=POLICY,…",
+        ),
+    ] = ""
+    group_splits: Annotated[
+        str,
+        about(
+            "routing groups whose requests are split over groups by weight, for all models or one",
+            LIVE,
+            unit="GROUP[@MODEL]=GROUP:WEIGHT+GROUP:WEIGHT,…",
         ),
     ] = ""
     shadow_policy: Annotated[
@@ -236,6 +245,13 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
         from router.scheduler.policy.registry import parsed_groups
 
         return parsed_groups(self.group_policies)
+
+    @property
+    def splits(self) -> "Splits":
+        """The splits of routing groups. Raises ConfigError."""
+        from router.scheduler.splits import parsed_splits
+
+        return parsed_splits(self.group_splits)
 
     def settings(self, *, tracks_prefill: bool) -> PolicySettings:
         """Return the policies' settings, unless a request overrides them."""

@@ -147,6 +147,7 @@ REGISTRATION_METRICS: Rows = {
     "registered_ranks": gauge("Ranks registered", "rank_count"),
     "registered_ranks_max": gauge("Limit on ranks registered", "max_ranks"),
 }
+_SPLITS: Rows = {"split_requests": counter("Requests of a split group, by the group chosen", int)}
 _SELECTIONS: Rows = {
     "selections": gauge("Selections that may be reserved", len),
     "selections_bytes": gauge("Approximate memory of those", "size_bytes"),
@@ -162,3 +163,9 @@ def expose_selections(registry: CollectorRegistry, selections: Selections) -> No
         yield (), selections
 
     expose_each(registry, _PREFIX, _SELECTIONS, (), read)
+
+
+def expose_splits(registry: CollectorRegistry, counts: Counter[tuple[str, str]]) -> None:
+    """Add the requests of split groups, by the group that they name and the one chosen."""
+    labels = ("asked_group", "routing_group")
+    expose_each(registry, _PREFIX, _SPLITS, labels, lambda: iter(list(counts.items())))

@@ -180,6 +180,24 @@ class BlockSource(Struct, frozen=True):
     tier: SharedTier
 
 
+SplitKey: TypeAlias = Literal["session", "prompt", "worker"]
+
+
+class SplitChoice(Struct, frozen=True, omit_defaults=True):
+    """How a split (`group_splits`) chose the routing group.
+
+    `asked_group`: the group that the request names. `by`: the session or the beginning of the
+    prompt, whose hash chose; or the worker or selection that the request names. `share`: of the
+    requests that get this group. `skipped`: groups that had no worker for the request.
+    """
+
+    asked_group: str
+    routing_group: str
+    by: SplitKey
+    share: float
+    skipped: tuple[str, ...] = ()
+
+
 class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A rank for a prompt, with the reasons.
 
@@ -191,7 +209,7 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     `selection_id`: the id under which it may be booked, or is. `sequence_hashes`: for bookings, the
     signed hashes of its full blocks. `track_prefill_tokens`: for bookings, whether its prefill
     counts. `worker_load`: set if the request is `advisory`. `warnings`: sentences about fields of
-    the request without effect.
+    the request without effect. `split`: set if the group that the request names is split.
     """
 
     selection_id: str | None = None
@@ -218,6 +236,7 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     candidates: list[ExplainedCandidate] | None = None
     explanation: Explanation | None = None
     warnings: tuple[str, ...] = ()
+    split: SplitChoice | None = None
 
 
 class ReservationReply(Struct, frozen=True, omit_defaults=True):
@@ -268,7 +287,8 @@ class ScopeLoads(Struct, frozen=True):
     """The booked load of every rank of a scope.
 
     `names`: further names that its workers serve; `max_model_len`: the shortest limit of prompt and
-    response together, in tokens. Both are absent unless workers announce them.
+    response together, in tokens. Both are absent unless workers announce them. `split_from`: groups
+    whose requests may come here (`group_splits`); absent if there are none.
     """
 
     model_name: str
@@ -278,6 +298,7 @@ class ScopeLoads(Struct, frozen=True):
     pending_isl_tokens: int = 0
     names: list[ServedName] | UnsetType = UNSET
     max_model_len: int | UnsetType = UNSET
+    split_from: list[str] | UnsetType = UNSET
 
 
 class RankOverlap(Struct, frozen=True, gc=False):

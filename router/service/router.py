@@ -44,7 +44,7 @@ from router.observability.accuracy_metrics import expose_accuracy
 from router.observability.decision_observer import DecisionObserver
 from router.observability.recording import RECORDING_METRICS, Recording
 from router.observability.replica_metrics import ReplicaMetrics
-from router.observability.state_metrics import expose_selections, expose_shadow
+from router.observability.state_metrics import expose_selections, expose_shadow, expose_splits
 from router.protocol.catalogue import Lifecycle, RouterAnnouncement
 from router.runtime.bus.connection import Bus
 from router.runtime.bus.errors import BusUnavailableError
@@ -152,7 +152,9 @@ class RouterService:
     def reconfigure(self, loaded: Loaded[RouterConfig]) -> None:
         """Apply changed settings, those of `settings.LIVE`. Raises ConfigError; then none."""
         config = changed(self._config, loaded)
+        splits = config.policy.splits
         self._reconfigure_core(config)
+        self.commands.splits.splits = splits
         self._config = config
         before, self._unused = self._unused, config.unused(self.host.core.policies.available)
         self._warn([each for each in self._unused.values() if each not in before.values()])
@@ -264,9 +266,18 @@ class RouterService:
             sessions = SessionStep(
                 core, self._sessions, selections, is_hard=self._config.sessions.is_hard
             )
-        return Commands(
-            core, effect_runner, metrics, watch, selections, sessions=sessions, shadow=step
+        commands = Commands(
+            core,
+            effect_runner,
+            metrics,
+            watch,
+            selections,
+            sessions=sessions,
+            shadow=step,
+            splits=self._config.policy.splits,
         )
+        expose_splits(metrics.registry, commands.splits.counts)
+        return commands
 
     def _shadow_step(self, core: RouterCore, shadow: Shadow) -> ShadowStep:
         policy = self._config.policy.shadow_policy

@@ -22,7 +22,6 @@ from router.api.http.answers import OK, response, with_warnings_header
 from router.api.http.routes import ROUTES
 from router.api.http.web import Web, as_starlette, dump_answer, json_answer, json_bytes
 from router.api.workers import BusyCommands, WorkerCommands
-from router.core.views import workers as rank_views
 from router.core.views.accuracy import predictions
 from router.core.views.capacity import capacity
 from router.core.views.index import block_holders
@@ -184,7 +183,7 @@ class Api:
 
     async def loads(self, request: Request) -> Response:
         """Return the booked load, of all models and routing groups or of one."""
-        return json_answer(_asked_for(rank_views.loads(self._commands.core), request.query_params))
+        return json_answer(_asked_for(self._commands.splits.loads(), request.query_params))
 
     async def capacity(self, request: Request) -> Response:
         """Return the demand on each pool of workers and its supply, of all or of one model."""

@@ -13,7 +13,6 @@ from router.api.commands import Commands, checked_usage
 from router.api.request_headers import REQUEST_ID_HEADER, request_id_of, with_header_fields
 from router.core.commands import Free, OutputBlock, PrefillComplete, Select, Submit
 from router.core.errors import MissingRequestIdError
-from router.core.views import workers
 from router.core.views.capacity import capacity
 from router.protocol.commands import (
     CapacityCommand,
@@ -141,7 +140,7 @@ class Verbs:
         return True
 
     def _loads(self, _command: LoadsCommand, _caller: Caller, _: Fields) -> Any:
-        return workers.loads(self._commands.core)
+        return self._commands.splits.loads()
 
     def _capacity(self, _command: CapacityCommand, _caller: Caller, _: Fields) -> Any:
         return capacity(self._commands.core, time.monotonic())

@@ -55,14 +55,21 @@ class ModelNames:
         )
 
 
+def is_served_by(scope: ScopeLoads, routing_group: str) -> bool:
+    """Return whether requests of a routing group may be placed in a scope: a group may be split."""
+    return scope.routing_group == routing_group or routing_group in (scope.split_from or ())
+
+
 def names_in(scopes: Iterable[ScopeLoads], routing_group: str) -> list[ModelName]:
     """Return the names of a routing group. A model comes before an alias or adapter of its name."""
-    here = [scope for scope in scopes if scope.routing_group == routing_group]
+    here = [scope for scope in scopes if is_served_by(scope, routing_group)]
     found: dict[str, ModelName] = {}
     for scope in here:
         for served in scope.names or ():
             adapter = served.name if served.is_adapter else None
-            worker_ids = None if served.is_adapter else tuple(served.worker_ids)
+            known = found.get(served.name)
+            others = () if known is None else known.worker_ids or ()
+            worker_ids = None if served.is_adapter else (*others, *served.worker_ids)
             found[served.name] = ModelName(
                 served.name, scope.model_name, adapter, worker_ids, scope.max_model_len or None
             )

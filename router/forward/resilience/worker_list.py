@@ -15,7 +15,7 @@ from msgspec import Struct
 from router.client import RouterClient, SelectRequest
 from router.errors import KvRouterError
 from router.forward.errors import reason_of
-from router.forward.resilience.model_names import ModelNames, names_in
+from router.forward.resilience.model_names import ModelNames, is_served_by, names_in
 from router.protocol.requests import RankTarget
 from router.protocol.values import Phase
 
@@ -120,7 +120,7 @@ class WorkerList:
         except KvRouterError as error:
             self.problem = f"the router's worker list is not available: {reason_of(error)}"
             raise
-        own = [each for each in scopes if each.routing_group == self._routing_group]
+        own = [each for each in scopes if is_served_by(each, self._routing_group)]
         models = {load.worker_id: scope.model_name for scope in own for load in scope.loads}
         self.problem, self._listed = None, {each.model_name for each in own}
         self._rank_counts = Counter(load.worker_id for scope in own for load in scope.loads)

@@ -74,6 +74,21 @@ async def test_requests_go_to_the_workers_that_serve_their_name(nats_server):
         await its.until_free()
 
 
+async def test_requests_of_a_split_group_reach_the_workers_of_its_groups(nats_server):
+    fields = {"group_splits": "default=blue:1+green:1"}
+    async with AsyncExitStack() as stack:
+        its = await stack.enter_async_context(Scene.of(nats_server.url, {}, fields))
+        for worker_id, group in ((1, "blue"), (2, "green")):
+            engine = await stack.enter_async_context(Upstream(ANSWERS).running())
+            its.engines[worker_id] = engine
+            await its.router.worker(worker_id, endpoint=engine.url, routing_group=group)
+        answers = [await its.forward.complete(prompt=[n, 2, 3]) for n in range(20)]
+        assert {answer.status_code for answer in answers} == {200}
+        assert {answer.headers["x-worker-id"] for answer in answers} == {"1", "2"}
+        assert (await its.forward.client.get("/v1/models/default")).status_code == 200
+        await its.until_free()
+
+
 # ── Parts ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -86,6 +101,10 @@ def test_a_model_comes_before_another_ones_alias():
     found = names_in([scope("m", alias), scope("other")], "default")
     assert {each.name: each.model for each in found} == {"m": "m", "other": "other"}
     assert names_in([scope("m", group="another")], "default") == []
+    split = scope("m", alias, group="blue", split_from=["default"])
+    green = scope("m", ServedName("other", False, [2]), group="green", split_from=["default"])
+    assert [each.worker_ids for each in names_in([split, green], "default")] == [(1, 2), None]
+    assert names_in([split], "blue") == names_in([split], "default")
     assert names_in([ScopeLoads("m", "default", [])], "default") == [ModelName("m", "m")]
 
 
