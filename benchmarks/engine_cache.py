@@ -52,6 +52,7 @@ class Pass(Struct, frozen=True):
     restored_s: float
     restored_tokens: int
     step_s: float
+    """0 if it was not measured."""
 
 
 class Measured:
@@ -59,6 +60,7 @@ class Measured:
 
     def __init__(self, names: Sequence[str], *, quick: bool) -> None:
         self._names = names
+        self._is_quick = quick
         self._rounds = 1 if quick else 5
         self._passes: dict[str, list[Pass]] = {}
         self.facts: dict[str, str] = {}
@@ -78,7 +80,7 @@ class Measured:
                 running = [side for side in running if self._is_up(side)]
                 for number in range(-1, self._rounds):  # the first warms up
                     for side in running[:: 1 if number % 2 else -1]:
-                        found = await measured_pass(side, number)
+                        found = await measured_pass(side, number, has_steps=not self._is_quick)
                         print(f"round {number}, {side.name}: {found}", file=sys.stderr, flush=True)
                         self._passes.setdefault(side.name, []).extend([found] * (number >= 0))
             finally:
@@ -103,23 +105,27 @@ class Measured:
         return False
 
 
-async def measured_pass(side: Side, number: int) -> Pass:
+async def measured_pass(side: Side, number: int, *, has_steps: bool) -> Pass:
     prompts = [side.prompt(100 * number + place, PROMPT_TOKENS) for place in range(PROMPTS)]
     cold = [await side.timed(prompt, 1) for prompt in prompts]
     await side.settle()
     again = [await side.timed(prompt, 1) for prompt in prompts]
-    decoded = [side.prompt(100 * number + 50 + place, 100) for place in range(DECODES)]
-    await side.settle()
-    before_s = asyncio.get_running_loop().time()
-    await asyncio.gather(*(side.timed(prompt, DECODE_TOKENS) for prompt in decoded))
-    step_s = (asyncio.get_running_loop().time() - before_s) / DECODE_TOKENS
     median = len(prompts) // 2
     return Pass(
         sorted(took_s for took_s, _ in cold)[median],
         sorted(took_s for took_s, _ in again)[median],
         sum(answer.cached_tokens for _, answer in again),
-        step_s,
+        await decode_step_s(side, number) if has_steps else 0.0,
     )
+
+
+async def decode_step_s(side: Side, number: int) -> float:
+    """Return the time of a step of `DECODES` requests."""
+    prompts = [side.prompt(100 * number + 50 + place, 100) for place in range(DECODES)]
+    await side.settle()
+    before_s = asyncio.get_running_loop().time()
+    await asyncio.gather(*(side.timed(prompt, DECODE_TOKENS) for prompt in prompts))
+    return (asyncio.get_running_loop().time() - before_s) / DECODE_TOKENS
 
 
 def middle(passes: Sequence[Pass], field: str) -> float:
