@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jsonschema_rs
 import kubernetes_validate
+import promql_parser
 import pytest
 import yaml
 
@@ -211,9 +212,42 @@ def test_selectors_match_existing_workloads(release):
         names = {port["name"] for port in chosen[0]}
         assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= names
     workloads = {(each["kind"], each["metadata"]["name"]) for each in release}
-    for scaler in of_kind(release, "HorizontalPodAutoscaler"):
+    for scaler in of_kind(release, "HorizontalPodAutoscaler", "ScaledObject"):
         target = scaler["spec"]["scaleTargetRef"]
         assert (target["kind"], target["name"]) in workloads
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ({}, ("Qwen/Qwen3-0.6B", "default", "aggregated")),
+        (
+            {"engines": {"config": {"model_name": "m", "routing_group": "gold", "role": "decode"}}},
+            ("m", "gold", "decode"),
+        ),
+        (KEPT["direct.yaml"], ("default", "default", "aggregated")),
+        (KEPT["gateway.yaml"], ("Qwen/Qwen3-0.6B", "default", "aggregated")),
+    ],
+)
+def test_engines_are_scaled_by_the_need_of_their_own_pool(values, labels):
+    scaling = {"enabled": True, "minReplicas": 0, "maxReplicas": 30, "scaleDownSeconds": 60}
+    engines = {**values.get("engines", {}), "autoscaling": scaling}
+    release = objects({**values, "engines": engines})
+    (scaler,) = of_kind(release, "ScaledObject")
+    (engine,) = [each for each in of_kind(release, "StatefulSet") if "engine" in name_of(each)]
+    assert "replicas" not in engine["spec"]
+    assert scaler["spec"]["scaleTargetRef"]["name"] == name_of(engine)
+    counts = scaler["spec"]["minReplicaCount"], scaler["spec"]["maxReplicaCount"]
+    assert counts == (0, 30)
+    query = promql_parser.parse(scaler["spec"]["triggers"][0]["metadata"]["query"]).expr
+    assert query.name == "kv_router_pool_workers_needed"
+    chosen = {each.name: each.value for each in query.matchers.matchers}
+    names = ("namespace", "model_name", "routing_group", "role")
+    assert chosen == dict(zip(names, ("kv-router", *labels), strict=True))
+
+
+def name_of(each):
+    return each["metadata"]["name"]
 
 
 def named_ports(spec):
@@ -442,9 +476,8 @@ def test_every_combination_of_parts_is_a_release(parts):
     values["forward"] = {"enabled": parts[1] == parts[2]}
     has_engines = values["nats"]["enabled"] or values["discovery"]["enabled"]
     scaling = {"enabled": values["monitoring"]["enabled"]}
-    release = objects(
-        values | {"engines": {"enabled": has_engines}, "router": {"autoscaling": scaling}}
-    )
+    engines = {"enabled": has_engines, "autoscaling": scaling}
+    release = objects(values | {"engines": engines, "router": {"autoscaling": scaling}})
     servers = {name for name in ("nats", "redis") if values[name]["enabled"]}
     assert {name for name, _ in pods(release)} & {"kv-nats", "kv-redis"} == {
         f"kv-{name}" for name in servers
@@ -505,6 +538,7 @@ def test_secrets_are_files():
     ("values", "said"),
     [
         ({"router": {"replicas": 0}}, "minimum"),
+        ({"engines": {"autoscaling": {"prometheusUrl": "prometheus:9090"}}}, "pattern"),
         ({"router": {"replica": 2}}, "replica"),
         ({"router": {"config": {"Policy": "x"}}}, "Policy"),
         ({"router": {"config": {"drian_s": 5}}}, "drian_s"),

@@ -130,6 +130,12 @@ def _engines():
         enabled=SWITCH, hostCacheGb=gigabytes, diskCacheGb=_whole(0, 1_000_000),
         diskStorageClass=NAME, controlPort=PORT, tiersPort=PORT, config=ANYTHING,
     )  # fmt: skip
+    scaling = _object(
+        ("enabled", "minReplicas", "maxReplicas", "prometheusUrl", "scaleDownSeconds"),
+        enabled=SWITCH, minReplicas=_whole(0, 4096), maxReplicas=_whole(1, 4096),
+        prometheusUrl={"type": "string", "pattern": "^https?://[^/ ]+"},
+        scaleDownSeconds=_whole(1, 1800),
+    )  # fmt: skip
     return _object(
         ("enabled", "replicas", "model", "port", "config"),
         enabled=SWITCH, replicas=_whole(0, 4096), image=IMAGE, agentImage=IMAGE, model=TEXT,
@@ -137,7 +143,7 @@ def _engines():
         eventsPort=PORT, replayPort=PORT, agentPort=PORT, config=_settings(BridgeConfig),
         drainSeconds=_whole(0, 3600), startSeconds=_whole(5, 86400), resources=RESOURCES,
         agentResources=RESOURCES, securityContext=ANYTHING, sharedMemory=SIZE, cacheClaim=NAME,
-        connector=connector, **PLACED,
+        connector=connector, autoscaling=scaling, **PLACED,
     )  # fmt: skip
 
 

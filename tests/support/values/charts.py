@@ -32,6 +32,7 @@ KEPT = {
     "monitored.yaml": {
         "monitoring": {"enabled": True},
         "router": {"autoscaling": {"enabled": True}},
+        "engines": {"autoscaling": {"enabled": True}},
         "indexer": {"enabled": True},
         "redis": {"enabled": True},
         "networkPolicy": {"egress": {"enabled": True}},

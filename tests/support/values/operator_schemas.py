@@ -1,6 +1,6 @@
-"""What custom resources may have, of the fields that we use: of the Prometheus operator, of the
-Gateway API, of its Inference Extension and of gateways. They are none of Kubernetes' own, so their
-validator knows nothing of them.
+"""What custom resources may have, of the fields that we use: of KEDA, of the Prometheus
+operator, of the Gateway API, of its Inference Extension and of gateways. They are none of
+Kubernetes' own, so their validator knows nothing of them.
 """
 
 
@@ -209,7 +209,33 @@ _HEALTH = _object(
     ),
 )
 
+# ── KEDA 2 ───────────────────────────────────────────────────────────────────────────────────────
+
+_COUNT = {"type": "integer", "minimum": 0}
+_TRIGGER = _object(
+    ("type", "metricType", "metadata"),
+    type={"const": "prometheus"},
+    metricType={"enum": ["AverageValue", "Value"]},
+    metadata=_object(
+        ("serverAddress", "threshold", "query"),
+        serverAddress=_TEXT,
+        threshold=_TEXT,
+        query=_TEXT,
+        ignoreNullValues={"enum": ["true", "false"]},
+    ),
+)
+_SCALED = _object(
+    ("scaleTargetRef", "triggers"),
+    scaleTargetRef=_object(("name",), apiVersion=_TEXT, kind=_TEXT, name=_TEXT),
+    minReplicaCount=_COUNT,
+    maxReplicaCount=_COUNT,
+    cooldownPeriod=_COUNT,
+    advanced=_object((), horizontalPodAutoscalerConfig=_object((), behavior={"type": "object"})),
+    triggers={"type": "array", "minItems": 1, "items": _TRIGGER},
+)
+
 SCHEMAS = {
+    "ScaledObject": _kind("ScaledObject", _SCALED, "keda.sh/v1alpha1"),
     "ServiceMonitor": _monitor("ServiceMonitor", "endpoints"),
     "PodMonitor": _monitor("PodMonitor", "podMetricsEndpoints"),
     "PrometheusRule": _kind(
