@@ -1,5 +1,6 @@
 """Requests of a split group over HTTP: where they go, and what is said about it."""
 
+import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
@@ -8,7 +9,10 @@ from router.errors import ConfigError
 from router.runtime.process.loading import Loaded
 from router.runtime.process.settings import with_settings
 from support.fleets.direct import DirectRouter
+from support.processes.servers import equals, eventually
 
+WAITING = "kv_router_waiting_requests"
+WAITING += '{model_name="default",policy_class="default",routing_group="green"}'
 GROUPS = {1: "blue", 2: "blue", 3: "green"}
 
 
@@ -93,10 +97,15 @@ async def test_a_named_worker_and_a_selection_are_found_in_their_group(stack):
 
 
 async def test_a_waiting_request_says_how_its_group_was_chosen(stack):
-    router = await started(stack, no_worker_wait_s=20.0)
-    booked = await place(router, 1, "/select_and_reserve", request_id="a")
-    assert booked["split"]["routing_group"] == booked["routing_group"]
-    await router.client.delete("/reservations/a")
+    router = await started(stack, "default=green:1", router_queue_threshold=0.001)
+    busy = {"request_id": "x", "worker_id": 3, "token_ids": [2] * 40, "routing_group": "green"}
+    assert (await router.post("/reservations", busy)).status_code == 201
+    booking = asyncio.create_task(place(router, 1, "/select_and_reserve", request_id="a"))
+    await eventually(lambda: equals(router.metric(WAITING), 1.0))
+    await router.client.delete("/reservations/x")
+    booked = await booking
+    assert (booked["worker_id"], booked["split"]["routing_group"]) == (3, "green")
+    assert booked["waited_s"] > 0
 
 
 async def test_groups_of_a_split_are_named_with_the_loads(stack):
