@@ -103,7 +103,7 @@ class Commands:
     """Commands on one core. Each raises what the core raises.
 
     `sessions`, `shadow`: steps before and after the core, if the router has them. `splits`: the
-    step that chooses among groups.
+    step that chooses among groups. A reload of the configuration may set `shadow`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Commands:
         self._effect_runner = effect_runner
         self._metrics = metrics
         self._sessions = sessions
-        self._shadow = shadow
+        self.shadow = shadow
         self._waiters = PendingRequests(core, effect_runner.perform, metrics)
         effect_runner.add_waiters(self._waiters.admit, self._waiters.refuse)
         self._of_prompts: dict[type, Callable[[Any], Any]] = {
@@ -234,7 +234,7 @@ class Commands:
 
     def _place(self, command: Select | Submit) -> Decision | PendingRequest:
         prompt = command.prompt or self._prompt(command.request, self._watch.begin())
-        stages, now_s, shadow = prompt.stages, time.monotonic(), self._shadow
+        stages, now_s, shadow = prompt.stages, time.monotonic(), self.shadow
         if isinstance(command, Select):
             command = Select(command.request, prompt)
         else:
@@ -334,9 +334,9 @@ class Commands:
         return logged_decision(self.core, request, placement, most, time.time(), now_s)
 
     def _read_shadow(self, _: ReadShadow) -> ShadowReport:
-        if self._shadow is None:
+        if self.shadow is None:
             raise ShadowOffError
-        return self._shadow.report()
+        return self.shadow.report()
 
     def _kept(
         self,

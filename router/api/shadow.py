@@ -70,8 +70,6 @@ class PolicyShadowStep:
     """
 
     def __init__(self, core: RouterCore, shadow: Shadow, policy: str, rng: Random) -> None:
-        """Initialise the step. Raises ConfigError if the policy is unknown."""
-        core.policies.configured("shadow_policy", policy)
         self._core = core
         self._shadow = shadow
         self._policy = policy

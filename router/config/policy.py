@@ -111,6 +111,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
         str,
         about(
             "policy that chooses beside the one in force, only to be compared; empty: none",
+            LIVE,
             unit="POLICY",
         ),
     ] = ""

@@ -113,7 +113,8 @@ class RouterService:
             hooks=Hooks(self._note_reconnected, self._drain, self._close, self._leave),
         )
         self.host.status.answers_on_bus = not self.host.status.has_bus
-        shadow = self._make_shadow()
+        self._shadow = Shadow(time.monotonic())
+        expose_shadow(self.host.metrics.registry, self._shadow)
         expose_accuracy(
             self.host.metrics.registry, core.closed_loop, config.service.metrics_max_ranks
         )
@@ -125,9 +126,9 @@ class RouterService:
         self._watch = DecisionObserver(
             self.host.metrics.decisions, self._decision_log, self._tracer
         )
-        self.commands = self._make_commands(core, shadow)
+        self.commands = self._make_commands(core)
         self._dashboard = self._make_dashboard()
-        self._dynamo = self._make_dynamo(core, shadow if config.dynamo.shadow else None)
+        self._dynamo = self._make_dynamo(core)
         self._attachments = self._make_attachments()
         self._pool = self._make_pool()
         self._discovery = self._make_discovery()
@@ -144,17 +145,14 @@ class RouterService:
         lookups = Lookups(core, frequency_window_s=0.0)
         self._index_rpc = IndexRpc(core, lookups, *told, config.bus.max_bus_requests)
 
-    def _make_shadow(self) -> Shadow | None:
-        second = self._config.policy.shadow_policy
-        is_compared = self._config.dynamo.shadow or second
-        return Shadow(time.monotonic(), second or None) if is_compared else None
-
     def reconfigure(self, loaded: Loaded[RouterConfig]) -> None:
         """Apply changed settings, those of `settings.LIVE`. Raises ConfigError; then none."""
         config = changed(self._config, loaded)
-        splits = config.policy.splits
+        splits, shadow = config.policy.splits, self.commands.shadow
+        if config.policy.shadow_policy != self._config.policy.shadow_policy:
+            shadow = self._shadow_step(config)
         self._reconfigure_core(config)
-        self.commands.splits.splits = splits
+        self.commands.splits.splits, self.commands.shadow = splits, shadow
         self._config = config
         before, self._unused = self._unused, config.unused(self.host.core.policies.available)
         self._warn([each for each in self._unused.values() if each not in before.values()])
@@ -252,15 +250,11 @@ class RouterService:
             self._watch,
         )
 
-    def _make_commands(self, core: RouterCore, shadow: Shadow | None) -> Commands:
+    def _make_commands(self, core: RouterCore) -> Commands:
         effect_runner, metrics = self.host.effect_runner, self.host.metrics
         watch = self._watch
         selections = Selections(self._config.reservations.selection_limits)
         expose_selections(metrics.registry, selections)
-        step = None
-        if shadow is not None:
-            expose_shadow(metrics.registry, shadow)
-            step = self._shadow_step(core, shadow)
         sessions = None
         if self._sessions is not None:
             sessions = SessionStep(
@@ -273,17 +267,24 @@ class RouterService:
             watch,
             selections,
             sessions=sessions,
-            shadow=step,
+            shadow=self._shadow_step(self._config),
             splits=self._config.policy.splits,
         )
         expose_splits(metrics.registry, commands.splits.counts)
         return commands
 
-    def _shadow_step(self, core: RouterCore, shadow: Shadow) -> ShadowStep:
-        policy = self._config.policy.shadow_policy
+    def _shadow_step(self, config: RouterConfig) -> ShadowStep | None:
+        """Return the step that compares, if there is one; comparisons begin anew.
+
+        Raises ConfigError if the second policy is unknown.
+        """
+        core, policy = self.host.core, config.policy.shadow_policy
+        if config.dynamo.shadow:
+            return RouterShadowStep(core, self.host.effect_runner, self._shadow)
         if policy:
-            return PolicyShadowStep(core, shadow, policy, Random())
-        return RouterShadowStep(core, self.host.effect_runner, shadow)
+            core.policies.configured("shadow_policy", policy)
+        self._shadow.begin(policy, time.monotonic())
+        return PolicyShadowStep(core, self._shadow, policy, Random()) if policy else None
 
     def _make_attachments(self) -> Attachments:
         host, core = self.host, self.host.core
@@ -336,8 +337,9 @@ class RouterService:
 
         return RouterEndpoint(self._config, self.host, self.commands, self._pool)
 
-    def _make_dynamo(self, core: RouterCore, shadow: Shadow | None) -> DynamoFollower | None:
+    def _make_dynamo(self, core: RouterCore) -> DynamoFollower | None:
         config, host = self._config, self.host
+        shadow = self._shadow if config.dynamo.shadow else None
         settings = dynamo_settings(config.dynamo, config.bus.nats_url, config.naming)
         if settings is None:
             return None

@@ -102,7 +102,7 @@ class Difference(Struct, frozen=True):
 
 
 class ShadowReport(Struct, frozen=True):
-    """All comparisons since the start, and the last differences, newest first."""
+    """All comparisons since the beginning, and the last differences, newest first."""
 
     books: str
     compared_for_s: float
@@ -119,11 +119,17 @@ class Shadow:
 
     __slots__ = ("_differences", "_policy", "_since_s", "scopes", "uncounted")
 
-    def __init__(self, now_s: float, policy: str | None = None) -> None:
-        """Begin to compare. `policy`: the one compared with that in force, in one router."""
-        self._since_s, self._policy = now_s, policy
+    def __init__(self, now_s: float) -> None:
         self._differences: deque[tuple[float, Difference]] = deque(maxlen=MAX_DIFFERENCES)
         self.scopes: dict[Scope, ScopeShadow] = {}
+        self.uncounted = 0
+        self.begin("", now_s)
+
+    def begin(self, policy: str, now_s: float) -> None:
+        """Forget all comparisons. `policy`: the one compared with that in force, in one router."""
+        self._since_s, self._policy = now_s, policy
+        self._differences.clear()
+        self.scopes.clear()
         self.uncounted = 0
 
     def compare(
@@ -157,7 +163,7 @@ class Shadow:
     def report(self, now_s: float) -> ShadowReport:
         """Return all comparisons, as callers see them."""
         return ShadowReport(
-            books=_BOOKS if self._policy is None else f"{_IN_FORCE} {self._policy}",
+            books=f"{_IN_FORCE} {self._policy}" if self._policy else _BOOKS,
             compared_for_s=round(now_s - self._since_s, 3),
             scopes=[self.scopes[scope] for scope in sorted(self.scopes)],
             differences=[

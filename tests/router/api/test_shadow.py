@@ -3,6 +3,8 @@
 import pytest
 
 from router.errors import ConfigError
+from router.runtime.process.loading import Loaded
+from router.runtime.process.settings import with_settings
 from support.processes.running import RunningRouter
 
 PROMPT = list(range(40))
@@ -117,3 +119,25 @@ async def test_unknown_second_policy_is_refused_at_start(nats_server):
     with pytest.raises(ConfigError, match="shadow_policy"):
         async with RunningRouter(nats_server.url, shadow_policy="best").running():
             pass
+
+
+async def test_second_policy_is_changed_begun_and_ended_by_a_reload(canary):
+    def reload(policy):
+        changed = with_settings(canary.config, {"shadow_policy": policy})
+        canary.service.reconfigure(Loaded(changed, {}))
+
+    async def compared():
+        assert (await canary.post("/select", {"token_ids": PROMPT})).status_code == 200
+        report = (await canary.client.get("/shadow")).json()
+        return report["scopes"][0]["compared"], report["books"].rpartition(" ")[2]
+
+    assert [await compared() for _ in range(2)][-1] == (2, "dynamo-1.6")
+    reload("round-robin")
+    assert await compared() == (1, "round-robin")
+    with pytest.raises(ConfigError, match="shadow_policy"):
+        reload("best")
+    assert await compared() == (2, "round-robin")
+    reload("")
+    assert (await canary.client.get("/shadow")).status_code == 409
+    reload("random")
+    assert await compared() == (1, "random")
