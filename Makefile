@@ -153,14 +153,16 @@ test-upgrade: $(KERNELS) $(DEV_STAMP)
 	cd $(UPGRADE_TREE) && PYTHONPATH=. $(abspath $(BIN))/python -m router.warm
 	UPGRADE_TREE=$(abspath $(UPGRADE_TREE)) $(BIN)/pytest -q -m upgrade tests/integration/test_rolling_update.py
 
-# What is published: both packages, what `docker build - <` takes for the images, a bill of materials (CycloneDX) for
+# What is published: both packages, a wheel with compiled kernels for this interpreter and platform, what `docker build - <` takes for the images, a bill of materials (CycloneDX) for
 # each image, and checksums, in DIST. Links of the packages' page lead to REPOSITORY, without which they are plain text.
 DIST ?= dist
 REPOSITORY ?=
 CONTEXT := Dockerfile .dockerignore pyproject.toml hatch_build.py README.md LICENSE THIRD_PARTY.md deploy/images router worker_agent
-dist: .release-venv/.installed
+dist: .release-venv/.installed $(STAMP)
 	rm -rf $(DIST)
 	KV_ROUTER_REPOSITORY=$(REPOSITORY) .release-venv/bin/python -m build --outdir $(DIST) .
+	if image=$$($(BIN)/python -m router.warm --ship build/kernels); then KV_ROUTER_SHIPPED_KERNELS=$$image \
+		KV_ROUTER_REPOSITORY=$(REPOSITORY) .release-venv/bin/python -m build --wheel --outdir $(DIST) .; fi
 	git ls-files -z $(CONTEXT) | tar --null --files-from=- --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner \
 		--create | gzip --no-name > $(DIST)/kv-router-images.tar.gz
 	for image in router agent; do PYTHONWARNINGS=ignore .release-venv/bin/cyclonedx-py requirements deploy/images/$$image.txt \

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from msgspec import json
 
 from router.api.sessions import LocalSessions, Sessions
+from router.config.discovery import ClusterConfig
 from router.config.observability import ObservabilityConfig
 from router.config.router import RouterConfig
 from router.config.sessions import SessionConfig
 from router.core.core import RouterCore
+from router.discovery.attach.attachments import Attachments
 from router.errors import ConfigError
 from router.ingest.peer_bus import PeerBus
 from router.observability.decision_log import DECISION_LOG_METRICS, DecisionLog
@@ -22,9 +24,12 @@ from router.observability.state_metrics import SESSION_METRICS
 from router.protocol.replicas import PeerGreeting
 from router.runtime.process.metrics import expose
 from router.scheduler.affinity import AffinityTable
+from router.service.host import CoreHost
 
 if TYPE_CHECKING:
+    from router.discovery.kubernetes.discovery import Discovery
     from router.discovery.kubernetes.peer_watch import PeerWatch
+    from router.discovery.kubernetes.pool_watch import PoolWatch
     from router.observability.tracing import Tracer
 
 
@@ -115,3 +120,32 @@ def next_steps(url: str, openai_url: str | None, models: Sequence[str]) -> Itera
         body = {"model": model, "prompt": "Once", "max_tokens": 8}
         at = f"{openai_url}/completions"
     yield f"try a prompt      curl -s {at} {as_json} -d {quote(json.encode(body).decode())}"
+
+
+def make_pool(config: ClusterConfig, status: ServiceStatus) -> "PoolWatch | None":
+    """Return the watch of the InferencePool, or None without one."""
+    if not config.epp_pool:
+        return None
+    from router.discovery.kubernetes.pool_watch import PoolWatch
+
+    pool = PoolWatch(config, Random())
+    status.cluster_problem = pool.unready_reason
+    return pool
+
+
+def make_discovery(
+    config: RouterConfig, host: CoreHost, pool: "PoolWatch | None", attachments: Attachments
+) -> "Discovery | None":
+    """Return the discovery of engines in Kubernetes, or None if it is off."""
+    if config.discovery.discovery == "none" and pool is None:
+        return None
+    from router.discovery.kubernetes.discovery import Discovery, LabelledEngines
+    from router.discovery.kubernetes.pool_engines import PoolEngines
+
+    registrar, registry = host.registrar, host.metrics.registry
+    source: PoolEngines | LabelledEngines
+    if pool is not None:
+        source = PoolEngines(pool, attachments)
+    else:
+        source = LabelledEngines(config.discovery, config.cluster, registrar, Random())
+    return Discovery(config.discovery, source, host.registrations, registrar.held, registry)

@@ -56,7 +56,9 @@ from router.runtime.process.settings import effective
 from router.service.bus_feed import Task
 from router.service.extras import (
     make_decision_log,
+    make_discovery,
     make_peers,
+    make_pool,
     make_sessions,
     make_tracer,
     next_steps,
@@ -64,8 +66,6 @@ from router.service.extras import (
 from router.service.host import CoreHost, Hooks
 
 if TYPE_CHECKING:  # few routers look for engines, or are an OpenAI endpoint too
-    from router.discovery.kubernetes.discovery import Discovery
-    from router.discovery.kubernetes.pool_watch import PoolWatch
     from router.service.openai import RouterEndpoint
 
 
@@ -130,8 +130,8 @@ class RouterService:
         self._dashboard = self._make_dashboard()
         self._dynamo = self._make_dynamo(core)
         self._attachments = self._make_attachments()
-        self._pool = self._make_pool()
-        self._discovery = self._make_discovery()
+        self._pool = make_pool(config.cluster, self.host.status)
+        self._discovery = make_discovery(config, self.host, self._pool, self._attachments)
         self._polls = self._make_polls()
         self._openai = self._make_openai()
         self._replica = self._make_replica(core) if config.shares_reservations else None
@@ -304,31 +304,6 @@ class RouterService:
             lambda load: host.effect_runner.perform([ShareLoad(load)]),
             Random(),
         )
-
-    def _make_pool(self) -> "PoolWatch | None":
-        if not self._config.cluster.epp_pool:
-            return None
-        from router.discovery.kubernetes.pool_watch import PoolWatch
-
-        pool = PoolWatch(self._config.cluster, Random())
-        self.host.status.cluster_problem = pool.unready_reason
-        return pool
-
-    def _make_discovery(self) -> "Discovery | None":
-        config = self._config.discovery
-        if config.discovery == "none" and self._pool is None:
-            return None
-        from router.discovery.kubernetes.discovery import Discovery, LabelledEngines
-        from router.discovery.kubernetes.pool_engines import PoolEngines
-
-        host = self.host
-        registrar, registry = host.registrar, host.metrics.registry
-        source: PoolEngines | LabelledEngines
-        if self._pool is not None:
-            source = PoolEngines(self._pool, self._attachments)
-        else:
-            source = LabelledEngines(config, self._config.cluster, registrar, Random())
-        return Discovery(config, source, host.registrations, registrar.held, registry)
 
     def _make_openai(self) -> "RouterEndpoint | None":
         if not self._config.openai.openai_port and not self._config.picker.epp_port:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from router.runtime.kernels.image import runs_shipped
 from support.processes.servers import free_port, until
 
 ROOT = Path(__file__).parents[2]
@@ -132,6 +133,26 @@ def wait_until_healthy(port, process):
         return not subprocess.run(asked, check=False).returncode
 
     until(is_healthy, START_S, poll_s=0.5)
+
+
+@pytest.mark.skipif(not runs_shipped(), reason="no processor of x86-64-v3")
+def test_a_wheel_with_compiled_kernels_starts_without_compiling(tmp_path):
+    made = [sys.executable, "-m", "router.warm", "--ship", tmp_path]
+    image = run(*made, cwd=ROOT, stdout=subprocess.PIPE).stdout.strip()
+    packed = [PYTHON, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT]
+    run(*packed, env=os.environ | {"KV_ROUTER_SHIPPED_KERNELS": image})
+    (wheel,) = tmp_path.glob("*.whl")
+    tag = sys.implementation.cache_tag.replace("cpython-", "cp")
+    assert wheel.name.endswith(f"-{tag}-{tag}-manylinux_2_28_x86_64.whl")
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    run(tmp_path / "venv/bin/pip", "install", "--quiet", wheel)
+    env = settings(tmp_path) | {"HOME": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    program = "import sys, router.core.core; print('numba' in sys.modules)"
+    ended = subprocess.run(
+        [tmp_path / "venv/bin/python", "-c", program], env=env, cwd=tmp_path,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (ended.stdout, ended.stderr) == ("False\n", "")
 
 
 ONE_LINERS = re.findall(r"^\$ pipx run (.*?)(?: +#.*)?$", INSTALL, re.MULTILINE)

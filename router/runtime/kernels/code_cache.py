@@ -25,19 +25,23 @@ _SUMS = "SHA256SUMS"
 
 
 def fingerprint() -> str:
-    """Return a hash of everything that affects the machine code.
+    """Return a hash of everything that affects machine code that is compiled here."""
+    parts = [_version_of("numba"), sys.version.encode()]
+    parts += [os.environ.get("NUMBA_CPU_NAME", "").encode(), sources().encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def sources() -> str:
+    """Return a hash of the source that affects the machine code.
 
     Numba checks for changes of a kernel's own file only. Kernels span all modules named `_*`, and
     their machine code depends on the layouts of events, ranks and terms.
     """
-    parts = [_version_of("numba"), sys.version.encode()]
-    parts.append(os.environ.get("NUMBA_CPU_NAME", "").encode())
     folder = Path(__file__).parents[2]
     layouts = ("protocol/events.py", "sequence/rank_table.py", "scheduler/terms.py")
-    sources = [*(folder / layout for layout in layouts), *sorted(folder.rglob("_[!_]*.py"))]
-    sources += sorted(Path(__file__).parent.glob("[!_]*.py"))
-    contents = [source.read_bytes() for source in sources]
-    return hashlib.sha256(b"\0".join([*parts, *contents])).hexdigest()[:16]
+    files = [*(folder / layout for layout in layouts), *sorted(folder.rglob("_[!_]*.py"))]
+    files += sorted(Path(__file__).parent.glob("[!_]*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def _version_of(package: str) -> bytes:

@@ -13,6 +13,7 @@ import mmap
 import os
 import platform
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ from typing import Any
 import numpy as np
 
 FORMAT = 1
+SHIPPED_MACHINE = "x86-64-v3"
+"""The processors that an image in a package is for: those since 2013 (Haswell), or 2015 (AMD)."""
+
+_SHIPPED_FLAGS = frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])
+"""What distinguishes them, as Linux names it."""
 PAGE_BYTES = mmap.PAGESIZE
 HEADER = struct.Struct("<32sQ")
 
@@ -49,9 +55,28 @@ def machine() -> str:
     chosen = os.environ.get("NUMBA_CPU_NAME")
     if chosen:
         return chosen
-    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        lines = {line for line in file if line.startswith(("flags", "model name"))}
+    lines = {line for line in _processors() if line.startswith(("flags", "model name"))}
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:16]
+
+
+def runs_shipped() -> bool:
+    """Return whether this machine can run an image that a package contains."""
+    flags = [line.split() for line in _processors() if line.startswith("flags")]
+    return is_supported() and all(_SHIPPED_FLAGS.issubset(each) for each in flags) and bool(flags)
+
+
+def shipped_path(sources: str) -> Path:
+    """Return where a package has its image for this interpreter.
+
+    `sources`: a hash of the source that it was made from.
+    """
+    tag = sys.implementation.cache_tag
+    return Path(__file__).parent / "shipped" / f"{SHIPPED_MACHINE}.{tag}.{sources}.image"
+
+
+def _processors() -> list[str]:
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        return file.readlines()
 
 
 class Image:
@@ -59,7 +84,7 @@ class Image:
 
     __slots__ = ("_functions", "_kept", "_start")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, machine: str) -> None:
         """Map a file. Raises OSError or ValueError if it is not whole, or of another machine."""
         with path.open("rb") as file:  # once: another process may put a new file in its place
             content = file.read()
@@ -68,7 +93,7 @@ class Image:
                 raise ValueError(f"{path} is damaged")
             _, described_bytes = HEADER.unpack(head)
             described = json.loads(body[:described_bytes])
-            if (described["format"], described["machine"]) != (FORMAT, machine()):
+            if (described["format"], described["machine"]) != (FORMAT, machine):
                 raise ValueError(f"{path} is of another machine")
             self._functions: dict[str, int] = described["functions"]
             self._kept: list[Any] = []

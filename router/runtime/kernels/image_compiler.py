@@ -27,6 +27,9 @@ from numba.core.registry import cpu_target
 MOST_PROCESSES = 8
 """More are no faster: the longest module takes a fifth of the time of all."""
 
+PROCESS_BYTES = 600_000_000
+"""What one process takes at most, with room to spare."""
+
 GARBAGE_OBJECTS = 100_000
 """Objects between two looks for garbage. What is compiled stays, and looking through it often takes
 time; without looking, a process grows to 850 MB."""
@@ -68,6 +71,22 @@ class _Codegen(JITCPUCodegen):  # type: ignore[misc]
         pass
 
 
+def _processes() -> int:
+    """Return how many processes may compile: within a container's share of cores and memory too."""
+    most = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    quota, period = _limits("cpu.max") or (most, 1)
+    (memory_bytes,) = _limits("memory.max") or (most * PROCESS_BYTES,)
+    return max(1, min(most, quota // period, memory_bytes // PROCESS_BYTES))
+
+
+def _limits(name: str) -> tuple[int, ...] | None:
+    """Return the numbers of a limit of this control group; None if there is no such limit."""
+    try:
+        return tuple(map(int, (Path("/sys/fs/cgroup") / name).read_text().split()))
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+
+
 def make_parts(
     kernels: Sequence[Kernel],
     folder: Path,
@@ -91,7 +110,7 @@ def make_parts(
     os.close(given)
     gc.freeze()
     children = []
-    for _ in range(min(len(os.sched_getaffinity(0)), MOST_PROCESSES, len(compiler.modules))):
+    for _ in range(min(_processes(), len(compiler.modules))):
         child = os.fork()
         if not child:
             os.close(done)

@@ -5,7 +5,8 @@
 `kernel` gives a function while its module is imported, so no request waits for a compilation. The
 image is in a folder, named by a hash of everything that affects the code (`code_cache.py`), and is
 named by the machine: several may share a home. The first process that finds none has it made by
-another, and the others wait for that; a folder that can only be read serves as it is.
+another, and the others wait for that; a folder that can only be read serves as it is. Without any,
+an image within the package (`make dist`) serves, if it is of this source and interpreter.
 
 Numba compiles within the process instead where no image is made (other machines than x86-64, no
 folder that can be written), and for kernels that are not ours. Its files are in the same folder.
@@ -35,8 +36,16 @@ from router.runtime.kernels.code_cache import (
     note_sums,
     prepare_folder,
     readable,
+    sources,
 )
-from router.runtime.kernels.image import Image, is_supported, machine
+from router.runtime.kernels.image import (
+    SHIPPED_MACHINE,
+    Image,
+    is_supported,
+    machine,
+    runs_shipped,
+    shipped_path,
+)
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -50,7 +59,16 @@ def _mapped(folders: Iterable[Path]) -> tuple[Path | None, Image | None]:
         folder = readable(each)
         if folder is not None and (folder / _IMAGE).is_file():
             with contextlib.suppress(OSError, ValueError, KeyError):
-                return folder, Image(folder / _IMAGE)
+                return folder, Image(folder / _IMAGE, machine())
+    return None, None
+
+
+def _shipped() -> tuple[Path | None, Image | None]:
+    """Return the image that this package contains, if this machine can run it, and its folder."""
+    path = shipped_path(sources())
+    if path.is_file() and runs_shipped() and readable(path.parent) is not None:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return path.parent, Image(path, SHIPPED_MACHINE)
     return None, None
 
 
@@ -58,6 +76,8 @@ def _mapped_or_made() -> tuple[Path | None, Image | None]:
     """Return the image, and its folder. Without one, have another process make it."""
     name = fingerprint()
     folder, image = _mapped(each / name for each in candidates())
+    if image is None:
+        folder, image = _shipped()
     if image is not None or not is_supported():
         return folder, image
     folder = prepare_folder(candidates(), name)

@@ -1,6 +1,9 @@
 """Images of kernels: made once by a process with Numba, mapped here, where none is imported."""
 
+import hashlib
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from router.runtime.kernels.image import Image
+import router
+from router.runtime.kernels.code_cache import sources
+from router.runtime.kernels.image import (
+    HEADER,
+    SHIPPED_MACHINE,
+    Image,
+    machine,
+    runs_shipped,
+    shipped_path,
+)
+from router.runtime.kernels.numba_runtime import cache_folder
 
 MODULE = """
 import sys
@@ -103,7 +116,7 @@ def test_a_kernel_that_cannot_be_compiled_is_named_and_those_before_it_are_kept(
     made = make(tmp_path, MODULE)
     assert made.returncode == 0, made.stderr
     assert made.stdout.splitlines()[0] == f"1 {len(KERNELS)}"
-    assert Image(tmp_path / "kernels.image").function("wrapped")(2, 3) == 5
+    assert Image(tmp_path / "kernels.image", machine()).function("wrapped")(2, 3) == 5
     assert not (tmp_path / "kernels.parts").exists()
 
 
@@ -121,7 +134,7 @@ def test_a_kernel_calls_another_with_its_declared_signature(kernels):
 
 @pytest.fixture(scope="module")
 def kernels(path):
-    image = Image(path)
+    image = Image(path, machine())
     return {name: image.function(name) for name in KERNELS}
 
 
@@ -200,7 +213,7 @@ def test_a_damaged_image_is_refused(path, tmp_path):
     content[len(content) // 2] ^= 4
     (tmp_path / "damaged").write_bytes(content)
     with pytest.raises(ValueError, match="damaged"):
-        Image(tmp_path / "damaged")
+        Image(tmp_path / "damaged", machine())
 
 
 @pytest.mark.parametrize("length", [0, 20])
@@ -208,7 +221,7 @@ def test_an_image_without_a_whole_header_is_refused(path, tmp_path, length):
     cut = tmp_path / "cut.image"
     cut.write_bytes(path.read_bytes()[:length])
     with pytest.raises(ValueError, match="damaged"):
-        Image(cut)
+        Image(cut, machine())
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
@@ -217,8 +230,9 @@ def test_an_image_where_nothing_may_be_executed_is_copied(path, tmp_path):
         f'mount -t tmpfs -o noexec kernels {tmp_path} && cp {path} {tmp_path}/it && "$@" {tmp_path}'
     )
     program = (
-        "import sys; from pathlib import Path; from router.runtime.kernels.image import Image\n"
-        "print(Image(Path(sys.argv[1]) / 'it').function('wrapped')(2, 3))"
+        "import sys; from pathlib import Path\n"
+        "from router.runtime.kernels.image import Image, machine\n"
+        "print(Image(Path(sys.argv[1]) / 'it', machine()).function('wrapped')(2, 3))"
     )
     command = ["unshare", "--mount", "sh", "-ec", script, "sh", sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -230,7 +244,7 @@ def test_an_image_where_nothing_may_be_executed_is_copied(path, tmp_path):
 def test_an_image_of_another_machine_is_refused(path, monkeypatch):
     monkeypatch.setenv("NUMBA_CPU_NAME", "other")
     with pytest.raises(ValueError, match="another machine"):
-        Image(path)
+        Image(path, machine())
 
 
 def test_a_mapped_kernel_needs_no_numba():
@@ -240,3 +254,33 @@ def test_a_mapped_kernel_needs_no_numba():
 
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def shipped(content):
+    """The image of this machine, as one of a package."""
+    body = content[HEADER.size :]
+    described_bytes = HEADER.unpack(content[: HEADER.size])[1]
+    described = json.loads(body[:described_bytes]) | {"machine": SHIPPED_MACHINE}
+    body = json.dumps(described).encode().ljust(described_bytes) + body[described_bytes:]
+    return HEADER.pack(hashlib.sha256(body).digest(), described_bytes) + body
+
+
+@pytest.mark.skipif(not runs_shipped(), reason="no processor of x86-64-v3")
+def test_a_package_with_an_image_compiles_nothing(tmp_path):
+    root = Path(router.__file__).parent
+    shutil.copytree(root, tmp_path / "router", ignore=shutil.ignore_patterns("__pycache__"))
+    place = tmp_path / "router" / shipped_path(sources()).relative_to(root)
+    place.parent.mkdir()
+    (image,) = cache_folder().glob("kernels-*.image")
+    place.write_bytes(shipped(image.read_bytes()))
+    program = (
+        "import sys, router.core.core\n"
+        "from router.runtime.kernels.numba_runtime import cache_folder\n"
+        "print(cache_folder(), 'numba' in sys.modules)"
+    )
+    places = {"PYTHONPATH": tmp_path, "NUMBA_CACHE_DIR": tmp_path / "cache", "HOME": tmp_path}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=os.environ | places,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.stdout, ended.stderr) == (f"{place.parent} False\n", "")
