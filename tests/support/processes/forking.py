@@ -19,8 +19,6 @@ import tempfile
 import threading
 from functools import cache
 
-from support.processes.servers import until
-
 PRELOADED = {
     "router": (
         "router.cli",
@@ -51,6 +49,8 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout=None):
+        from support.processes.servers import until  # of tests: this file runs without its folder
+
         try:
             limit_s = math.inf if timeout is None else timeout
             until(lambda: self.poll() is not None, limit_s, poll_s=0.005)
