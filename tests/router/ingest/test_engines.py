@@ -50,7 +50,7 @@ async def test_an_engine_without_replay_is_not_called_exact(eventually):
                 return rank["trust"]
 
             async def is_stale():
-                return (await trust())["age_s"] > FRESH_S
+                return ((await trust())["age_s"] or 0.0) > FRESH_S
 
             await eventually(is_stale)
             assert (await trust())["state"] in ("lagging", "degraded")
