@@ -4,9 +4,9 @@ python held_engine.py run --held-by=FILE OPTIONS…    options of `kv-worker-age
 """
 
 import sys
+import time
 from pathlib import Path
 
-from support.processes.servers import until
 from worker_agent import cli
 from worker_agent.reference.engine.engine import ReferenceEngine
 
@@ -20,8 +20,8 @@ def hold(file):
 
     def held(self, arrived):
         nonlocal generated
-        if generated >= TOKENS:
-            until(lambda: not file.exists(), timeout_s=3600.0)
+        while generated >= TOKENS and file.exists():
+            time.sleep(0.01)
         output = step(self, arrived)
         generated = generated + len(output.generated) if file.exists() else 0
         return output
