@@ -13,7 +13,7 @@ from router.forward.request_body import read_completion_request
 from router.forward.tokenizer.errors import PromptRefusedError
 from router.runtime.http_server.limits import HttpLimits
 from router.runtime.http_server.server import HttpServer, listening
-from support.processes.servers import eventually, free_port
+from support.processes.servers import free_port
 
 
 class TokenizingEngine:
@@ -62,11 +62,8 @@ class TokenizingEngine:
     async def tokenize(self, request):
         self.began += 1
         body = await request.body()
-
-        async def is_over():
-            return not self.hangs or await request.is_disconnected()
-
-        await eventually(is_over)
+        while self.hangs and not await request.is_disconnected():
+            await asyncio.sleep(0.05)
         is_chat = "messages" in msgspec.json.decode(body)
         self.asked.append(body)
         if is_chat and self.refuses:

@@ -4,7 +4,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-from support.processes.servers import eventually, free_port
+from support.processes.servers import free_port
 
 
 class Upstream:
@@ -79,7 +79,8 @@ class Upstream:
 
 async def _until_closed(reader):
     """No client sends a second request before the first is answered."""
-    await eventually(reader.at_eof, timeout_s=3600.0)
+    while not reader.at_eof():
+        await asyncio.sleep(0.01)
 
 
 def response(body=b"{}", status="200 OK", *headers, length=None):
