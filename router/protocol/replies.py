@@ -184,7 +184,7 @@ SplitKey: TypeAlias = Literal["session", "prompt", "worker"]
 
 
 class SplitChoice(Struct, frozen=True, omit_defaults=True):
-    """How a split (`group_splits`) chose the routing group.
+    """The choice of a routing group by a split (`group_splits`).
 
     `asked_group`: the group that the request names. `by`: the session or the beginning of the
     prompt, whose hash chose; or the worker or selection that the request names. `share`: of the

@@ -62,7 +62,7 @@ _POLL_S = 0.05
 
 
 class Completion(Struct, frozen=True):
-    """What a rank did with one prompt. `usage`: its engine's report of it."""
+    """The outcome of one prompt at a rank. `usage`: its engine's report of it."""
 
     ttft_s: float
     usage: Mapping[str, Any]
