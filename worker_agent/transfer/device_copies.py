@@ -22,7 +22,7 @@ from worker_agent.transfer.copy_stream import CopyDevice, CopyStream, DeviceCopy
 from worker_agent.transfer.errors import TransferError
 from worker_agent.transfer.physical import PhysicalLayout
 from worker_agent.transfer.plan import check_distinct
-from worker_agent.transfer.rows import Rows
+from worker_agent.transfer.rows import Rows, index_of
 
 STAGING_BLOCKS = 16
 
@@ -54,18 +54,21 @@ class _Direction:
 class LayerGather:
     """A gather in progress of blocks that the engine fills meanwhile, layer by layer."""
 
-    __slots__ = ("_blocks", "_layers", "_memory", "_rows", "_saved", "_stream")
+    __slots__ = ("_index", "_layers", "_memory", "_rows", "_saved", "_stream")
 
     def __init__(
         self,
         stream: CopyStream,
-        blocks: Sequence[int],
+        index: Tensor,
         layers: Sequence[tuple[Rows, int]],
         copied: tuple[Tensor, Tensor],
     ) -> None:
-        """Set it up. `layers`: where each is gathered; `copied`: that memory, and the rows."""
+        """Set it up. `layers`: where each is gathered; `copied`: that memory, and the rows.
+
+        `index`: of the blocks, made in `stream`.
+        """
         self._stream = stream
-        self._blocks = blocks
+        self._index = index
         self._layers = layers
         self._memory, self._rows = copied
         self._saved: set[int] = set()
@@ -75,7 +78,7 @@ class LayerGather:
         self._saved.add(layer)
         columns, place = self._layers[layer]
         with self._stream.after_queued_work():
-            columns.gather(self._blocks, place)
+            columns.gather(self._index, place)
 
     def end(self) -> DeviceCopy:
         """Gather the layers that were not saved, and return the copy of all."""
@@ -138,8 +141,9 @@ class DeviceCopies:
         self._check(blocks, rows)
         with self._stores.stream.after_queued_work():
             for part, columns, memory in self._stores.parts(rows[: len(blocks)]):
+                index = self._index_of(blocks[part])
                 for each in columns:
-                    each.gather(blocks[part])
+                    each.gather(index)
                 _copy(memory, rows[part])
         return self._stores.stream.copy_of(rows)
 
@@ -149,8 +153,9 @@ class DeviceCopies:
         with self._loads.stream.after_queued_work():
             for part, columns, memory in self._loads.parts(rows[: len(blocks)]):
                 _copy(rows[part], memory)
+                index = self._index_of(blocks[part])
                 for each in columns:
-                    each.scatter(blocks[part])
+                    each.scatter(index)
         return self._loads.stream.copy_of(rows)
 
     def gather_by_layer(self, blocks: Sequence[int]) -> LayerGather:
@@ -164,7 +169,10 @@ class DeviceCopies:
             self._layer_staging = self._device.staging(STAGING_BLOCKS, self.block_bytes)
         memory = rows if self._layer_staging is None else self._layer_staging[: len(blocks)]
         columns = _by_layer(self._layouts, _split(self._layouts, memory))
-        return LayerGather(self._stores.stream, blocks, columns, (memory, rows))
+        stream = self._stores.stream
+        with stream.after_queued_work():
+            index = self._index_of(blocks)
+        return LayerGather(stream, index, columns, (memory, rows))
 
     def scatter_by_layer(self, blocks: Sequence[int], rows: Tensor) -> LayerScatter:
         """Begin to copy rows into blocks, of the last ones layer by layer.
@@ -177,11 +185,14 @@ class DeviceCopies:
         with stream.after_queued_work():
             for part, columns, memory in self._loads.parts(rows[: len(blocks)]):
                 _copy(rows[part], memory)
-                layers = []
+                layers, index = [], self._index_of(blocks[part])
                 for each, layer in _by_layer(self._layouts, columns):
-                    each.scatter(blocks[part], layer)
+                    each.scatter(index, layer)
                     layers.append(stream.copy_of(rows))
         return LayerScatter(layers)
+
+    def _index_of(self, blocks: Sequence[int]) -> Tensor:
+        return index_of(blocks, self._layouts[0].device)
 
     def _check(self, blocks: Sequence[int], rows: Tensor) -> None:
         check_distinct("blocks", blocks, self._num_blocks)

@@ -43,15 +43,21 @@ class Rows:
         shape = num_rows, layout.layout.config.block_bytes
         return cls(layout, torch.empty(shape, dtype=torch.uint8, device=layout.device))
 
-    def gather(self, blocks: Sequence[int], layer: int | None = None) -> None:
-        """Copy blocks, or one layer of them, into the first rows. O(bytes)."""
-        index = _index(blocks, self._layout)
+    def gather(self, blocks: Sequence[int] | Tensor, layer: int | None = None) -> None:
+        """Copy blocks, or one layer of them, into the first rows. O(bytes).
+
+        `blocks`: their numbers, or an `index_of` them that is used several times.
+        """
+        index = blocks if isinstance(blocks, Tensor) else index_of(blocks, self._layout.device)
         for piece, columns in self._of(layer):
             torch.index_select(piece, 0, index, out=columns[: len(blocks)])
 
-    def scatter(self, blocks: Sequence[int], layer: int | None = None) -> None:
-        """Copy the first rows, or one layer of them, into distinct blocks. O(bytes)."""
-        index = _index(blocks, self._layout)
+    def scatter(self, blocks: Sequence[int] | Tensor, layer: int | None = None) -> None:
+        """Copy the first rows, or one layer of them, into distinct blocks. O(bytes).
+
+        `blocks`: as for `gather`.
+        """
+        index = blocks if isinstance(blocks, Tensor) else index_of(blocks, self._layout.device)
         for piece, columns in self._of(layer):
             piece.index_copy_(0, index, columns[: len(blocks)])
 
@@ -60,6 +66,15 @@ class Rows:
             return self._pieces
         count = len(self._pieces) // self._layout.layout.config.num_layers
         return self._pieces[layer * count : (layer + 1) * count]
+
+
+def index_of(blocks: Sequence[int], device: torch.device) -> Tensor:
+    """Return the numbers of blocks on their device, in the current stream's order.
+
+    The host's copy is pinned: a copy of pageable memory would wait for the stream.
+    """
+    index = torch.tensor(blocks, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return index.to(device, non_blocking=True)
 
 
 def block_views(layout: PhysicalLayout) -> Tensor | None:
@@ -119,9 +134,3 @@ def _in_lanes(tensor: Tensor, lane: int) -> Tensor:
     if lane == 1:
         return tensor
     return tensor[..., : tensor.shape[-1] // lane * lane].view(_LANES[lane])
-
-
-def _index(blocks: Sequence[int], layout: PhysicalLayout) -> Tensor:
-    """Return the blocks on the layout's device. A copy of pageable memory would wait for it."""
-    index = torch.tensor(blocks, dtype=torch.int64, pin_memory=layout.device.type == "cuda")
-    return index.to(layout.device, non_blocking=True)

@@ -54,6 +54,24 @@ def test_scattered_rows_become_the_blocks_and_no_other(layout):
     assert torch.equal(all_rows(layout), expected)
 
 
+@pytest.mark.parametrize("saved", [(0, 1, 2), (1,), ()])
+@pytest.mark.parametrize(
+    "layout", [(d, kind) for d in DEVICES for kind in LayoutKind if kind.is_layer_separate],
+    indirect=True,
+)  # fmt: skip
+def test_gather_by_layer_reads_the_blocks_numbers_once(layout, saved):
+    """They are on the device from the beginning, not sent with each layer."""
+    copies, expected, blocks = DeviceCopies([layout]), all_rows(layout), BLOCKS[:STAGING_BLOCKS]
+    gather = copies.gather_by_layer(blocks)
+    chosen = blocks.copy()
+    blocks.clear()
+    for layer in saved:
+        gather.save(layer)
+    copy = gather.end()
+    copy.wait()
+    assert torch.equal(copy.rows, expected[chosen])
+
+
 def test_invalid_copy_is_refused(layout):
     copies = DeviceCopies([layout])
     rows = copies.host_rows(2)
