@@ -24,8 +24,14 @@ from worker_agent.operations.messages import (
     EngineReply,
     NamePeers,
 )
-from worker_agent.sharing.accepting import Guests, accept_until, hang_up
-from worker_agent.sharing.peer_wire import address_of, local_listener, tcp_listener
+from worker_agent.sharing.accepting import (
+    Guests,
+    accept_until,
+    address_of,
+    hang_up,
+    local_listener,
+    tcp_listener,
+)
 
 IDLE_S = 60.0
 """Time limit for the next command on a connection, and for sending a reply."""

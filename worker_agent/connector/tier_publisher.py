@@ -14,9 +14,8 @@ from threading import Condition, Event, Lock, Thread
 from router.protocol.values import Identity
 from router.publisher.feed.tier_wire import PART_BLOCKS, VERSION, Held, Hello, TierEvents, encode
 from worker_agent.connector.slots.tier_inventory import TierInventory
-from worker_agent.sharing.accepting import accept_until, hang_up
+from worker_agent.sharing.accepting import accept_until, hang_up, local_listener, tcp_listener
 from worker_agent.sharing.errors import PeerError
-from worker_agent.sharing.peer_wire import local_listener, tcp_listener
 from worker_agent.tiers.stack import TierChange
 
 log = logging.getLogger(__name__)

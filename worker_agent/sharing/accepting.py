@@ -1,17 +1,60 @@
-"""Accepting of connections: a loop that nothing ends but its owner, and the limits of strangers."""
+"""Accepting of connections, until a server knows who is there: listeners, strangers, TLS.
+
+listener ─▶ accept_until, which nothing ends but its owner ─▶ Guests: strangers ─▶ proven peers
+"""
 
 import logging
+import os
 import socket
+import ssl
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from threading import Event, Lock, Thread, current_thread
+
+from worker_agent.sharing.errors import PeerError
 
 log = logging.getLogger(__name__)
 
 FAILED_S = 0.05
 """Pause after a failure, such as a lack of file descriptors or threads, which others may return."""
+
+
+def tcp_listener(host: str, port: int) -> socket.socket:
+    """Return a listener on a port; 0: any free port. Raises PeerError."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise PeerError(f"tcp://{host}:{port}", str(error)) from error
+
+
+def local_listener(path: Path) -> socket.socket:
+    """Return a listener on a path, accessible to the same user only. Raises PeerError.
+
+    A file at that path is replaced.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        os.chmod(path, 0o600)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise PeerError(f"unix://{path}", str(error)) from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the listener's address in the form that peers use."""
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"unix://{name}"
+    host = f"[{name[0]}]" if listener.family == socket.AF_INET6 else name[0]
+    return f"tcp://{host}:{name[1]}"
 
 
 def accept_until(
@@ -117,6 +160,36 @@ class Guests:
         for connection in everyone.values():
             hang_up(connection)
         return list(everyone)
+
+
+def secured(
+    connection: socket.socket,
+    address: str,
+    tls: ssl.SSLContext | None,
+    guests: Guests,
+    timeout_s: float,
+) -> socket.socket:
+    """Return this thread's connection, encrypted if it is a port's and there is TLS.
+
+    `address`: of the listener. `timeout_s`: of the handshake. Raises PeerError.
+    """
+    if connection.family == socket.AF_UNIX:
+        return connection
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is None:
+            return connection
+        connection.settimeout(timeout_s)
+        wrapped = tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+    except OSError as error:
+        raise PeerError(address, str(error)) from error
+    guests.secured(wrapped)
+    try:
+        wrapped.do_handshake()
+    except OSError as error:
+        wrapped.close()
+        raise PeerError(address, str(error)) from error
+    return wrapped
 
 
 def hang_up(connection: socket.socket) -> None:

@@ -20,7 +20,15 @@ from xxhash import xxh3_64_intdigest
 from router.runtime.own_files import open_own
 from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.blocks.pool import BlockPool
-from worker_agent.sharing.accepting import Guests, accept_until, hang_up
+from worker_agent.sharing.accepting import (
+    Guests,
+    accept_until,
+    address_of,
+    hang_up,
+    local_listener,
+    secured,
+    tcp_listener,
+)
 from worker_agent.sharing.errors import BlocksetError, PeerError
 from worker_agent.sharing.leases import Leases
 from worker_agent.sharing.peer_wire import (
@@ -46,11 +54,8 @@ from worker_agent.sharing.peer_wire import (
     Taken,
     Welcome,
     Written,
-    address_of,
     is_proof,
-    local_listener,
     proof_of,
-    tcp_listener,
 )
 from worker_agent.transfer.block_window import BlockWindow
 
@@ -82,33 +87,17 @@ class SharedSet(Struct, frozen=True):
         return self.path is not None and self.window.is_in_one_piece
 
 
-class Serving(Struct, frozen=True):
-    """Blocks to be sent.
+class Part(Struct, frozen=True):
+    """Blocks of one set to be sent, and their places in the request.
 
-    `missing`: places in the request for which there is no block. `proofs`: the checksum of each
-    block, or None if it is not known.
+    `proofs`: the checksum of each block, or None if it is not known.
     """
 
     set_idx: int
     shared: SharedSet
+    places: Sequence[int]
     blocks: Sequence[int]
-    missing: list[int]
     proofs: Sequence[int | None]
-
-    @property
-    def can_be_mapped(self) -> bool:
-        """True if a worker on this host can map the blocks."""
-        return self.shared.can_be_mapped
-
-
-class Part(Struct, frozen=True):
-    """Blocks of one set, and their places in the request."""
-
-    set_idx: int
-    shared: SharedSet
-    places: list[int]
-    blocks: list[int]
-    proofs: list[int | None]
 
 
 def held_by_name(
@@ -139,8 +128,8 @@ def _check_count(identities: Sequence[bytes]) -> None:
         raise BlocksetError("identities", reason, allowed, rule="too_many_blocks")
 
 
-def give_scattered(line: Line, parts: Sequence[Part], missing: list[int]) -> None:
-    """Send the blocks of several sets, or of none, over the socket. Raises PeerError."""
+def give_bytes(line: Line, parts: Sequence[Part], missing: list[int]) -> None:
+    """Send the blocks of these sets over the socket, in the request's order. Raises PeerError."""
     views: dict[int, tuple[memoryview, int | None]] = {}
     for part in parts:
         proven = zip(part.shared.window.outgoing(part.blocks), part.proofs, strict=True)
@@ -151,32 +140,23 @@ def give_scattered(line: Line, parts: Sequence[Part], missing: list[int]) -> Non
     line.send_blocks([view for view, _ in in_order], [proof for _, proof in in_order])
 
 
-def give_bytes(line: Line, giving: Serving) -> None:
-    """Send the blocks over the socket. Raises PeerError."""
-    window = giving.shared.window
-    line.send(Sent(giving.missing, window.block_bytes))
-    line.send_blocks(window.outgoing(giving.blocks), giving.proofs)
-
-
-def give_mapped(line: Line, giving: Serving, handed_over: set[int]) -> None:
+def give_mapped(line: Line, part: Part, missing: list[int], handed_over: set[int]) -> None:
     """Send the location of the blocks; return when the peer has copied them. Raises PeerError."""
-    window, has_file = giving.shared.window, giving.set_idx not in handed_over
-    checked = range(0, len(giving.blocks), CHECK_EVERY)
-    checks = {place: _checksum(giving, place) for place in checked}
-    sizes = window.block_bytes, giving.set_idx, window.memory_bytes
-    offsets = window.offsets(giving.blocks)
-    line.send(Mapped(giving.missing, *sizes, offsets, checks, has_file))
+    window, has_file = part.shared.window, part.set_idx not in handed_over
+    checks = {n: _checksum(part, n) for n in range(0, len(part.blocks), CHECK_EVERY)}
+    sizes = window.block_bytes, part.set_idx, window.memory_bytes
+    line.send(Mapped(missing, *sizes, window.offsets(part.blocks), checks, has_file))
     if has_file:
-        _hand_over(line, giving.shared)
-        handed_over.add(giving.set_idx)
+        _hand_over(line, part.shared)
+        handed_over.add(part.set_idx)
     line.receive(Taken)
 
 
-def _checksum(giving: Serving, place: int) -> int:
-    proof = giving.proofs[place]
+def _checksum(part: Part, number: int) -> int:
+    proof = part.proofs[number]
     if proof is not None:
         return proof
-    [view] = giving.shared.window.outgoing([giving.blocks[place]])
+    [view] = part.shared.window.outgoing([part.blocks[number]])
     return xxh3_64_intdigest(view)
 
 
@@ -324,8 +304,8 @@ class PeerServer:
         try:
             if not self._guests.enter(current_thread(), connection):
                 self.counters.refused += 1
-            with self._secured(connection, address) as secured:
-                line = Line(secured, address, self._deadline_s(PROOF_S))
+            with secured(connection, address, self._tls, self._guests, PROOF_S) as connected:
+                line = Line(connected, address, self._deadline_s(PROOF_S))
                 if self._is_proven(line):
                     handed_over: set[int] = set()
                     while self._answer(line, handed_over):
@@ -335,28 +315,6 @@ class PeerServer:
         finally:
             self._guests.leave()
             connection.close()
-
-    def _secured(self, connection: socket.socket, address: str) -> socket.socket:
-        """Return the connection, encrypted if there is TLS. Raises PeerError."""
-        if connection.family == socket.AF_UNIX:
-            return connection
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is None:
-                return connection
-            connection.settimeout(PROOF_S)
-            secured = self._tls.wrap_socket(
-                connection, server_side=True, do_handshake_on_connect=False
-            )
-        except OSError as error:
-            raise PeerError(address, str(error)) from error
-        self._guests.secured(secured)
-        try:
-            secured.do_handshake()
-        except OSError as error:
-            secured.close()
-            raise PeerError(address, str(error)) from error
-        return secured
 
     def _is_proven(self, line: Line) -> bool:
         nonce = os.urandom(NONCE_BYTES)
@@ -411,8 +369,8 @@ class PeerServer:
         with self._leases.use(listed, now_s, is_write=False) as blocks:
             shared = self._shared(listed)
             proofs = _proofs(shared, blocks, request.identities)
-            giving = Serving(listed.block_set_idx, shared, blocks, [], proofs)
-            self._give(line, giving, handed_over if request.may_map else None)
+            part = Part(listed.block_set_idx, shared, range(len(blocks)), blocks, proofs)
+            self._give(line, [part], [], handed_over if request.may_map else None)
             self.counters.leased_gets += 1
         line.send(Released())  # As for `Written`: the owner may take the lease back at once.
 
@@ -430,23 +388,19 @@ class PeerServer:
         _check_count(request.identities)
         with ExitStack() as held:
             parts, missing = held_by_name(request.identities, self._sets, held)
-            if len(parts) == 1:
-                [part] = parts
-                blocks, proofs = part.blocks, part.proofs
-                giving = Serving(part.set_idx, part.shared, blocks, missing, proofs)
-                self._give(line, giving, handed_over if request.may_map else None)
-                return
-            give_scattered(line, parts, missing)
-            self.counters.sent_blocks += len(request.identities) - len(missing)
+            self._give(line, parts, missing, handed_over if request.may_map else None)
 
-    def _give(self, line: Line, giving: Serving, handed_over: set[int] | None) -> None:
+    def _give(
+        self, line: Line, parts: Sequence[Part], missing: list[int], handed_over: set[int] | None
+    ) -> None:
         """Send blocks. `handed_over`: None if the client does not map memory."""
-        if giving.can_be_mapped and handed_over is not None and line.is_local:
-            give_mapped(line, giving, handed_over)
-            self.counters.mapped_blocks += len(giving.blocks)
+        is_one = len(parts) == 1 and parts[0].shared.can_be_mapped
+        if is_one and handed_over is not None and line.is_local:
+            give_mapped(line, parts[0], missing, handed_over)
+            self.counters.mapped_blocks += len(parts[0].blocks)
         else:
-            give_bytes(line, giving)
-        self.counters.sent_blocks += len(giving.blocks)
+            give_bytes(line, parts, missing)
+        self.counters.sent_blocks += sum(len(part.blocks) for part in parts)
 
     def _take(self, line: Line, request: Put) -> None:
         listed, now_s = request.listed, self._clock()

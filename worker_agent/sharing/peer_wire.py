@@ -1,6 +1,4 @@
-"""The socket between two workers: listening, messages, framing and authentication.
-
-Messages between two workers that exchange blocks over a socket.
+"""The socket between two workers that exchange blocks: messages, framing and authentication.
 
 server  Challenge ─▶                    ◀─ Proof        client
         Welcome (its proof), or Refused ─▶
@@ -27,13 +25,11 @@ that there is TLS. Source: NIST SP 800-38D.
 """
 
 import hmac
-import os
 import select
 import socket
 import time
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from pathlib import Path
 from struct import Struct as Packing
 from typing import Any
 
@@ -47,42 +43,6 @@ from xxhash import xxh3_64
 from router.protocol.values import UNREADABLE
 from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.sharing.errors import PeerError
-
-
-def tcp_listener(host: str, port: int) -> socket.socket:
-    """Return a listener on a port; 0: any free port. Raises PeerError."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise PeerError(f"tcp://{host}:{port}", str(error)) from error
-
-
-def local_listener(path: Path) -> socket.socket:
-    """Return a listener on a path, accessible to the same user only. Raises PeerError.
-
-    A file at that path is replaced.
-    """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        path.unlink(missing_ok=True)
-        listener.bind(str(path))
-        os.chmod(path, 0o600)
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise PeerError(f"unix://{path}", str(error)) from error
-    return listener
-
-
-def address_of(listener: socket.socket) -> str:
-    """Return the listener's address in the form that peers use."""
-    name = listener.getsockname()
-    if listener.family == socket.AF_UNIX:
-        return f"unix://{name}"
-    host = f"[{name[0]}]" if listener.family == socket.AF_INET6 else name[0]
-    return f"tcp://{host}:{name[1]}"
-
 
 VERSION = 4
 """2: messages and blocks after the greeting have tags. 3: `Released` ends a `Get`; `Find`.
