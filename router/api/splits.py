@@ -68,6 +68,12 @@ class SplitStep:
             for each in found
         ]
 
+    def engines_of(self, scope: Scope) -> Scope:
+        """Return a scope whose engines tokenize for one: itself, or the first of its split's."""
+        groups = weights_of(self.splits, scope) or (scope.routing_group,)
+        scopes = [Scope(scope.model_name, group) for group in groups]
+        return next((each for each in scopes if self._core.fleet.schedulable(each)), scope)
+
     def _chosen(self, request: PromptRequest, weights: Weights) -> SplitChoice:
         asked, total = request.routing_group, sum(weights.values())
         named = self._named(request, weights)

@@ -134,7 +134,8 @@ class Pages:
         if body.text is not None:
             if body.token_ids is not None:
                 raise InvalidFieldError("text", "beside token_ids", "one of the two")
-            tokenized = await self._tokenizing.tokens(body.scope, body.text, is_chat=body.is_chat)
+            scope = self._commands.splits.engines_of(body.scope)
+            tokenized = await self._tokenizing.tokens(scope, body.text, is_chat=body.is_chat)
             body, tokenized_by = (
                 replace(body, token_ids=tokenized.token_ids, text=None),
                 tokenized.by,

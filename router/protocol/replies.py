@@ -337,13 +337,14 @@ class SharedCache(Struct, frozen=True):
 class OverlapScoresReply(Struct, frozen=True):
     """The cached prefix on every rank of a scope.
 
-    `block_size` and `num_blocks` are the first worker's.
+    `block_size` and `num_blocks` are the first worker's. `split`: as in `Decision`.
     """
 
     block_size: int
     num_blocks: int
     workers: list[RankOverlap]
     shared_cache: SharedCache = SharedCache()
+    split: SplitChoice | UnsetType = UNSET
 
 
 class NewReply(Struct, frozen=True, tag_field="method", tag="new", omit_defaults=True):

@@ -28,6 +28,7 @@ from router.protocol.replies import (
     PredictedSeconds,
     RemovedRanks,
     SharedTier,
+    SplitChoice,
 )
 from router.protocol.requests import SelectRequest
 from router.protocol.values import TIERS, Rank, Tier
@@ -287,11 +288,11 @@ def candidate(core: RouterCore, terms: Terms, cost: float, now_s: float) -> Cand
     )
 
 
-class LoggedDecision(Struct, frozen=True):
+class LoggedDecision(Struct, frozen=True, omit_defaults=True):
     """A decision for the log.
 
     `at`: seconds since 1970; `candidates`: the number of candidates, of which `shown` has the
-    chosen one, first, and the cheapest others.
+    chosen one, first, and the cheapest others. `split`: see `Decision`; of previews alone.
     """
 
     at: float
@@ -308,6 +309,7 @@ class LoggedDecision(Struct, frozen=True):
     candidates: int
     shown: list[ExplainedCandidate]
     removed: list[RemovedRanks]
+    split: SplitChoice | None = None
 
 
 def without_prompt(request: SelectRequest) -> SelectRequest:

@@ -84,6 +84,7 @@ export function because(decision, store) {
   const sentences = [
     `The prompt has ${plural(decision.isl_tokens, "token")}: ${full ? plural(full, "full block") : "less than one block"} of ${decision.block_size}.`,
   ];
+  if (decision.split) sentences.unshift(splitOf(decision.split));
   const cached = chosen.predicted_cached_blocks;
   if (cached) {
     const tokens = cached * decision.block_size;
@@ -100,6 +101,17 @@ export function because(decision, store) {
   }
   sentences.push(...compared(decision, chosen, rest, store));
   return sentences;
+}
+
+const SPLIT_BY = {
+  session: "its session",
+  prompt: "the beginning of the prompt",
+  worker: "the worker or selection that it names",
+};
+
+function splitOf({ asked_group, routing_group, by, share, skipped = [] }) {
+  const none = skipped.length ? ` No worker for it: ${skipped.join(", ")}.` : "";
+  return `Requests of group ${asked_group} are split: this one goes to ${routing_group}, whose share is ${percent(share)}, by ${SPLIT_BY[by]}.${none}`;
 }
 
 function compared(decision, chosen, rest, store) {

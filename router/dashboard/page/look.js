@@ -16,6 +16,7 @@ export class LookBox {
     this.store = store;
     this.announce = announce;
     this.scopes = "";
+    this.splits = [];
     byId("drawer-button").addEventListener("click", () => this.open());
     byId("drawer-close").addEventListener("click", () => byId("drawer").close());
     byId("look-kind").addEventListener("change", () => say(byId("prompt-help"), HELP[byId("look-kind").value]));
@@ -28,14 +29,21 @@ export class LookBox {
     });
   }
 
-  open() {
+  async open() {
     byId("drawer").showModal();
     byId("prompt").focus();
+    try {
+      const loads = await ask("loads");
+      this.splits = loads.flatMap(({ model_name, split_from = [] }) => split_from.map((group) => [model_name, group]));
+      this.showScopes();
+    } catch {
+      // Groups without workers of their own are missing from the choice.
+    }
   }
 
-  /** Show the models that may be selected. */
+  /** Show the models that may be selected, and groups of which only a split knows. */
   showScopes() {
-    const scopes = this.store.scopes();
+    const scopes = this.store.scopes(this.splits);
     const key = JSON.stringify(scopes);
     if (key === this.scopes) return;
     this.scopes = key;

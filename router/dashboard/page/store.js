@@ -113,9 +113,9 @@ export class Store {
     return ranks;
   }
 
-  /** Return all models and groups that any worker serves. */
-  scopes() {
-    const scopes = new Map();
+  /** Return all models and groups that any worker serves, and others. */
+  scopes(others) {
+    const scopes = new Map(others.map((scope) => [JSON.stringify(scope), scope]));
     for (const { model_name, routing_group } of this.workers.values()) {
       scopes.set(JSON.stringify([model_name, routing_group]), [model_name, routing_group]);
     }

@@ -1,9 +1,12 @@
 """Responses of a router, as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from msgspec import UnsetType
 
 from router.protocol.dumps import TIER_NAMES, DumpedRank
-from router.protocol.replies import OverlapScoresReply, RankOverlap, Trust
+from router.protocol.replies import OverlapScoresReply, RankOverlap, SplitChoice, SplitKey, Trust
 from router.protocol.values import Tier
 from router.protocol.workers import BlockHolder, BlockHolders, EngineView, RankView, WorkerView
 from router.runtime.process.tables import TIER_WORDS, table
@@ -41,9 +44,29 @@ def prompt_report(scores: OverlapScoresReply, isl_tokens: int) -> str:
     heads = ("worker", "dp", "blocks", *TIER_WORDS.values(), "predicted", "trust")
     rows = [_overlap_row(rank, isl_tokens) for rank in ranks]
     text = table((*heads, "where it breaks"), rows)
+    split = "" if isinstance(scores.split, UnsetType) else f"{_split(scores.split)}\n"
     return (
-        f"{isl_tokens} tokens; leading blocks held, each tier with the faster ones before it; "
-        f"predicted: blocks that the engine will reuse\n\n{text}"
+        f"{split}{isl_tokens} tokens; leading blocks held, each tier with the faster ones before "
+        f"it; predicted: blocks that the engine will reuse\n\n{text}"
+    )
+
+
+_SPLIT_BY: Mapping[SplitKey, str] = MappingProxyType(
+    {
+        "session": "its session",
+        "prompt": "the beginning of the prompt",
+        "worker": "the worker or selection that it names",
+    }
+)
+
+
+def _split(choice: SplitChoice) -> str:
+    """Return which group of a split a prompt goes to, and why."""
+    skipped = f"; no worker for it: {', '.join(choice.skipped)}" if choice.skipped else ""
+    return (
+        f"requests of group {choice.asked_group} are split: this one goes to "
+        f"{choice.routing_group}, whose share is {choice.share:.3g}, by "
+        f"{_SPLIT_BY[choice.by]}{skipped}"
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from router.errors import ConfigError
 from router.runtime.process.loading import Loaded
 from router.runtime.process.settings import with_settings
+from support.engines.upstreams import Upstream
 from support.fleets.direct import DirectRouter
 from support.processes.servers import equals, eventually
 
@@ -30,15 +31,15 @@ async def started(stack, splits="default=blue:50+green:50", groups=GROUPS, **fie
     return router
 
 
-async def add(router, worker_id, group):
-    body = {"worker_id": worker_id, "endpoint": "http://w", "block_size": 4}
+async def add(router, worker_id, group, endpoint="http://w"):
+    body = {"worker_id": worker_id, "endpoint": endpoint, "block_size": 4}
     body |= {"max_num_batched_tokens": 1000, "routing_group": group}
     assert (await router.post("/workers", body)).json()["lifecycle"] == "schedulable"
 
 
 async def place(router, number, path="/select", **fields):
-    tokens = [number] * 40
-    answer = await router.post(path, {"token_ids": tokens, **fields})
+    prompt = {} if "text" in fields else {"token_ids": [number] * 40}
+    answer = await router.post(path, {**prompt, **fields})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -125,3 +126,34 @@ async def test_other_weights_apply_to_the_next_request(stack):
     with pytest.raises(ConfigError, match="group_splits"):
         router.service.reconfigure(Loaded(with_settings(changed, {"group_splits": "x"}), {}))
     assert {(await place(router, n))["routing_group"] for n in range(12)} == {"green"}
+
+
+async def test_a_preview_says_which_group_a_prompt_would_go_to_and_why(stack):
+    async def tokenize(_, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 20\r\n\r\n" + b'{"tokens":[1,2,3,4]}')
+        await writer.drain()
+
+    engine = await stack.enter_async_context(Upstream(tokenize).running())
+    router = await started(stack, "default=blue:1+green:3+red:1", groups={})
+    for worker_id, group in GROUPS.items():
+        await add(router, worker_id, group, endpoint=engine.url)
+    chosen = (await place(router, 7, session_id="a"))["split"]
+    assert chosen["skipped"] == ["red"]
+    for body in ({"token_ids": [7] * 40}, {"text": "7"}):
+        looked = (await place(router, 7, "/dashboard/look", session_id="a", **body))["decision"]
+        assert looked["split"] == chosen
+        assert GROUPS[looked["worker_id"]] == looked["routing_group"] == chosen["routing_group"]
+    prompt = (await place(router, 7))["split"]
+    scores = await place(router, 7, "/overlap_scores")
+    assert scores["split"] == prompt
+    assert {GROUPS[each["worker_id"]] for each in scores["workers"]} == {prompt["routing_group"]}
+    whole = await place(router, 7, "/overlap_scores", routing_group="blue")
+    assert "split" not in whole
+    assert await counted(router) == 2
+
+
+async def counted(router):
+    labels = 'asked_group="default",routing_group="{}"'
+    name = "kv_router_split_requests_total"
+    groups = set(GROUPS.values())
+    return sum([await router.metric(f"{name}{{{labels.format(each)}}}") for each in groups])

@@ -157,6 +157,20 @@ async def test_prompt_report_shows_where_each_prefix_breaks(inspect, prompt_file
     assert "holds every full block" in salted
 
 
+async def test_prompt_report_says_which_group_of_a_split_it_goes_to(prompt_file, capsys):
+    fields = {"use_kv_events": False, "group_splits": "default=blue:1+green:3"}
+    async with DirectRouter(**fields).running() as router:
+        body = {"worker_id": 1, "endpoint": "http://w", "block_size": 4, "routing_group": "blue"}
+        assert (await router.post("/workers", body)).status_code == 201
+        asked = ["inspect", "--url", str(router.client.base_url), "prompt", "--tokens", prompt_file]
+        assert await asyncio.to_thread(main, asked) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == (
+        "requests of group default are split: this one goes to blue, whose share is 0.25, by the "
+        "beginning of the prompt; no worker for it: green"
+    )
+
+
 async def test_tokens_may_come_from_standard_input(inspect, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("0 1 2\n3, 4"))
     _, text, _ = await inspect("--json", "prompt", "--tokens", "-")
