@@ -29,6 +29,7 @@ from router.client.client import RouterClient
 from router.protocol.replies import Decision, OverlapTokens, Trust
 from router.protocol.requests import SelectRequest
 from support.processes.http_server import LocalHttpServer
+from support.processes.listening import listening
 
 CYCLE = Cycle("r-1", holder=3, held_tokens=384, script=())
 
@@ -70,10 +71,8 @@ class RecordingServer:
 
     def __init__(self):
         self.received = []
-        self.connections = []
 
     async def serve(self, reader, writer):
-        self.connections.append(asyncio.current_task())
         with suppress(ConnectionError):
             while head := await reader.read(1 << 16):
                 self.received.append(head)
@@ -108,18 +107,15 @@ DECISION = msgspec.json.encode(
 
 async def test_bytes_are_those_of_the_client():
     router = RecordingServer()
-    server = await asyncio.start_server(router.serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
     chosen = SelectRequest(
         token_ids=list(range(100)), model_name="m", routing_group="g", request_id="r-1"
     )
     async with (
-        server,
+        listening(router.serve) as port,
         RouterClient.over_http(f"http://127.0.0.1:{port}") as client,
         client.reserve(chosen) as reservation,
     ):
         reservation.note_tokens(1)
-    await asyncio.gather(*router.connections)
     booked, reported = (
         each.replace(b"host: 127.0.0.1:%d" % port, b"host: localhost") for each in router.received
     )

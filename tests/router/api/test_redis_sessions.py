@@ -11,6 +11,7 @@ from router.errors import ConfigError
 from router.observability.metrics import RouterMetrics
 from router.protocol.values import Scope
 from router.scheduler.affinity import AffinityTable, Session
+from support.processes.listening import listening
 from support.processes.servers import equals, free_port
 from support.values.builders import rank
 
@@ -147,7 +148,7 @@ async def test_server_that_is_not_redis_is_not_used(said):
         await writer.wait_closed()
         done.set()
 
-    async with await asyncio.start_server(talk, "127.0.0.1", port := free_port()):
+    async with listening(talk) as port:
         sessions, _ = sessions_of_a_router(port)
         assert await sessions.find(SESSION) is None
         assert b"GET" in asked[-1]

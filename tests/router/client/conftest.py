@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from router.client import ClientSettings, Retries, RouterClient
+from support.processes.listening import listening
 from support.processes.proxies import NONE, Faults, Proxy
 from support.processes.running import RunningRouter
 from support.processes.servers import eventually, free_port
@@ -34,16 +35,24 @@ class HttpLink:
 
     async def serve(self, reader, writer):
         self._writers.add(writer)
-        with suppress(OSError, asyncio.CancelledError):
-            router_reader, router_writer = await asyncio.open_connection(
-                "127.0.0.1", self.target.client.base_url.port
-            )
-            back = asyncio.create_task(self.pump(router_reader, writer, is_answer=True))
+        try:
+            with suppress(OSError):
+                await self._link(reader, writer)
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _link(self, reader, writer):
+        router_reader, router_writer = await asyncio.open_connection(
+            "127.0.0.1", self.target.client.base_url.port
+        )
+        back = asyncio.create_task(self.pump(router_reader, writer, is_answer=True))
+        try:
             await self.pump(reader, router_writer, is_answer=False)
-            router_writer.close()
             await back
-        self._writers.discard(writer)
-        writer.close()
+        finally:
+            back.cancel()
+            router_writer.transport.abort()
 
     async def pump(self, reader, writer, *, is_answer):
         while data := await reader.read(1 << 16):
@@ -73,12 +82,11 @@ class NatsLink(Proxy):
 @asynccontextmanager
 async def over_http(router, _, settings=PATIENT, **options):
     link = HttpLink(router)
-    async with await asyncio.start_server(link.serve, "127.0.0.1", link.port) as server:
+    async with listening(link.serve, link.port):
         url = f"http://127.0.0.1:{link.port}"
         async with RouterClient.over_http(url, settings=settings, **options) as client:
             client.link = link
             yield client
-        server.close()
 
 
 @asynccontextmanager

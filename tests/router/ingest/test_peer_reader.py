@@ -12,6 +12,7 @@ from router.ingest.peer_streams import Kind, encode_record
 from router.protocol.replicas import PeerGreeting
 from router.runtime.http_client.pool import Origin
 from router.runtime.security.config import SecurityConfig
+from support.processes.listening import listening
 
 OURS = PeerGreeting(1, 7, "one", "test", "public")
 GREETING = encode_record(Kind.GREETING, msgpack.encode(OURS))
@@ -36,8 +37,8 @@ async def answering(answer, *, ends=True):
         closed.set()
 
     closed = asyncio.Event()
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield Origin.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    async with listening(serve) as port:
+        yield Origin.of(f"http://127.0.0.1:{port}")
         await closed.wait()
 
 

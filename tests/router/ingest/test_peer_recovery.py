@@ -1,11 +1,11 @@
 """An index that starts on an empty bus learns from its peers what is held."""
 
-import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
 
 from router.runtime.bus.connection import connection
+from support.processes.listening import listening
 from support.processes.servers import NatsServer, equals, eventually
 from support.values.indexing import PROMPT, Engine, RunningIndex, publishing
 
@@ -41,8 +41,8 @@ async def answering(body):
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(answer) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 async def test_blind_ranks_are_restored_until_their_checkpoint(peer, empty_bus, eventually):

@@ -16,6 +16,7 @@ from router.observability.tracing import Tracer
 from router.protocol.requests import SelectRequest
 from router.sequence.active.prompt import prepare
 from router.sequence.active.stages import Stages
+from support.processes.listening import listening
 from support.processes.running import RunningRouter
 from support.values.builders import World
 
@@ -60,8 +61,7 @@ class Collector:
 
     @asynccontextmanager
     async def running(self):
-        async with await asyncio.start_server(self._answer, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
+        async with listening(self._answer) as port:
             self.url = f"http://127.0.0.1:{port}/v1/traces"
             yield self
 

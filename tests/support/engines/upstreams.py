@@ -4,6 +4,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
+from support.processes.listening import listening
 from support.processes.servers import free_port
 
 
@@ -18,8 +19,6 @@ class Upstream:
         self.requests = []
         self.connections = 0
         self.gone = 0
-        self._server = None
-        self._tasks = set()
 
     @property
     def url(self):
@@ -27,18 +26,10 @@ class Upstream:
 
     @asynccontextmanager
     async def running(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=4096)
-        try:
+        async with listening(self._serve, self.port, backlog=4096):
             yield self
-        finally:
-            self._server.close()
-            for task in tuple(self._tasks):
-                task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
 
     async def _serve(self, reader, writer):
-        self._tasks.add(asyncio.current_task())
         self.connections += 1
         try:
             while await self.read_request(reader):
@@ -48,7 +39,6 @@ class Upstream:
         finally:
             self.gone += 1
             writer.close()
-            self._tasks.discard(asyncio.current_task())
 
     async def _until_gone_or_answered(self, reader, writer):
         """A client that hangs up ends the script, too."""

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from random import Random
 
+from support.processes.listening import listening
 from support.processes.servers import free_port
 
 _LIMIT_BYTES = 1 << 20
@@ -45,17 +46,16 @@ class Proxy:
         self._flows.set()
         self._is_down = False
         self._links = set()
-        self._server = None
+        self._listening = AsyncExitStack()
 
     async def __aenter__(self):
-        self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self.port, limit=_LIMIT_BYTES
+        await self._listening.enter_async_context(
+            listening(self._serve, self.port, limit=_LIMIT_BYTES)
         )
         return self
 
     async def __aexit__(self, *_):
-        self._server.close()
-        await self.cut()
+        await self._listening.aclose()
 
     def set_faults(self, faults):
         """For both directions."""

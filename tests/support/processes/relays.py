@@ -1,7 +1,9 @@
 """A TCP link that is cut, refuses connections, and stops carrying bytes."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
+from support.processes.listening import listening
 from support.processes.servers import free_port
 
 _CLOSED = (ConnectionError, OSError)
@@ -17,15 +19,14 @@ class Relay:
         self._flows = asyncio.Event()
         self._flows.set()
         self._links = set()
-        self._server = None
+        self._listening = AsyncExitStack()
 
     async def __aenter__(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        await self._listening.enter_async_context(listening(self._serve, self.port))
         return self
 
     async def __aexit__(self, *_):
-        self._server.close()
-        await self.cut()
+        await self._listening.aclose()
 
     def stall(self):
         """Carry nothing in either direction until `resume`."""

@@ -28,6 +28,7 @@ from router.publisher.journal.consolidator import JournalConsolidator
 from router.publisher.journal.journal import EventJournal
 from support.blocks.tier_stacks import name
 from support.engines.engines import IDENTITY
+from support.processes.listening import listening
 from support.processes.servers import eventually, free_port
 from worker_agent.blocks.changes import BlockRemoved, BlockStored
 from worker_agent.connector import tier_publisher
@@ -143,9 +144,7 @@ async def test_unreadable_frame_ends_the_connection_and_clears_its_tiers(sent, s
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with server, Agent(f"tcp://{host}:{port}").running() as agent:
+    async with listening(answer) as port, Agent(f"tcp://127.0.0.1:{port}").running() as agent:
         await eventually(lambda: said in (agent.follower.problem or ""))
 
 

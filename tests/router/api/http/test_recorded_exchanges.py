@@ -9,19 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from support.engines.zmq_engines import Engine, stored
+from support.engines.zmq_engines import stored
 from support.fleets.direct import DirectRouter
+from support.fleets.recorded_engines import RecordedEngines
 from support.processes.servers import equals
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "selection_service_examples.json"
 EXCHANGES = json.loads(VECTORS.read_text())
 SECOND_STATE = next(i for i, each in enumerate(EXCHANGES) if "second state" in each["note"])
 
-RECORDED_SOCKET = "tcp://127.0.0.1:27999"
-"""Where the one engine of the recording published ten blocks of 16 tokens, 1 to 160."""
-
 SCOPE = {"model_name": "m", "routing_group": "g"}
 HELD = {(1, 0): 10}
+"""The first engine of the recording published ten blocks of 16 tokens, 1 to 160."""
 
 BY_CHANCE = {
     "select, another prompt": set(),
@@ -93,8 +92,8 @@ def same_values(said, recorded, skip):
         assert said == recorded
 
 
-def sent(exchange, socket):
-    """The recorded request, as arguments; its engine's socket is another one here."""
+def sent(exchange, engines):
+    """The recorded request, as arguments; the engines' sockets are others here."""
     body = exchange["request"]
     if exchange["note"] == "broken JSON":
         return {"content": b'{"model_name":', "headers": {"content-type": "application/json"}}
@@ -102,7 +101,7 @@ def sent(exchange, socket):
         return {"content": b'{"model_name": "m"}', "headers": {"content-type": "text/plain"}}
     if body is None:
         return {}
-    text = json.dumps(body).replace(RECORDED_SOCKET, socket)
+    text = engines.live(json.dumps(body))
     return {"content": text, "headers": {"content-type": "application/json"}}
 
 
@@ -111,14 +110,14 @@ async def is_connected(router):
     return engine is not None and engine["condition"] == "blind"
 
 
-async def check(router, exchange, socket):
+async def check(router, exchange, engines):
     note = exchange["note"]
     path = OTHER_PATHS.get(exchange["path"], exchange["path"])
-    answer = await router.client.request(exchange["method"], path, **sent(exchange, socket))
+    answer = await router.client.request(exchange["method"], path, **sent(exchange, engines))
     assert answer.status_code == DIFFERENT.get(note, exchange["status"]), answer.text
     if answer.headers["content-type"] != "application/json":
         return
-    text = answer.text.replace(socket, RECORDED_SOCKET)
+    text = engines.recorded(answer.text)
     said, recorded = by_worker(json.loads(text)), by_worker(exchange["response"])
     answered(said, recorded)
     skip = {"error", *OTHER_NAMES.get(note, ())}
@@ -134,23 +133,18 @@ async def router():
 
 
 async def test_every_recorded_exchange_is_answered_alike(router, eventually):
-    engine = Engine()
-    engine.start()
-    try:
-        socket = f"tcp://127.0.0.1:{engine.port}"
+    with RecordedEngines() as engines:
         for exchange in EXCHANGES[:SECOND_STATE]:
-            await check(router, exchange, socket)
+            await check(router, exchange, engines)
             if exchange["note"] == "register":
                 blocks = list(range(101, 111))
                 await eventually(lambda: is_connected(router))
-                engine.publish(stored(blocks, list(range(1, 161)), block_size=16))
+                engines.first.publish(stored(blocks, list(range(1, 161)), block_size=16))
                 await eventually(lambda: equals(router.overlaps(range(1, 161), **SCOPE), HELD))
-    finally:
-        engine.stop()
 
 
 async def test_a_recorded_selection_becomes_a_reservation(router):
     register = next(each for each in EXCHANGES if each["note"] == "register")
-    await check(router, register, RECORDED_SOCKET)
-    for exchange in EXCHANGES[SECOND_STATE:]:
-        await check(router, exchange, RECORDED_SOCKET)
+    with RecordedEngines() as engines:
+        for exchange in (register, *EXCHANGES[SECOND_STATE:]):
+            await check(router, exchange, engines)

@@ -9,6 +9,7 @@ from router.api.rpc.responder import BusResponse, Responder, Waiting, head_of, h
 from router.observability.metrics import RouterMetrics
 from router.runtime.bus.client import UNINTERRUPTED_MESSAGES
 from router.runtime.bus.connection import connection
+from support.processes.listening import listening
 from support.processes.servers import free_port
 
 
@@ -84,7 +85,7 @@ class OneWriteServer:
 
     @asynccontextmanager
     async def running(self):
-        async with await asyncio.start_server(self._serve, "127.0.0.1", self.port):
+        async with listening(self._serve, self.port):
             yield self
 
     async def deliver(self, count):
@@ -107,7 +108,6 @@ class OneWriteServer:
                 writer.write(b"PONG\r\n")
             elif line.startswith(b"PUB"):
                 self._inboxes.put_nowait(line.split()[1])
-        writer.close()
 
 
 def right(head, body):

@@ -25,6 +25,7 @@ from router.runtime.bus.connection import (
 )
 from router.runtime.bus.errors import BusUnavailableError
 from router.runtime.security.nats_access import NatsAccess
+from support.processes.listening import listening
 from support.processes.servers import free_port
 
 SUBJECTS = Subjects("test")
@@ -114,13 +115,12 @@ async def test_a_server_that_does_not_greet_is_left_again(
     if not is_first:
         await eventually(lambda: seen)
         nats_server.kill()
-    async with await asyncio.start_server(never_greet, "127.0.0.1", nats_server.port) as server:
+    async with listening(never_greet, nats_server.port):
         await eventually(lambda: len(met) > 3)
         await eventually(lambda: len(left) >= len(met) - 1)
         staying.cancel()
         await asyncio.wait([staying])
         await eventually(lambda: len(left) == len(met))
-        server.close()
 
 
 async def test_existing_stream_is_kept_unchanged(bus):

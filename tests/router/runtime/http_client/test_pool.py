@@ -29,6 +29,7 @@ from support.engines.upstreams import (
     says,
 )
 from support.processes.certificates import Authority
+from support.processes.listening import listening
 from support.processes.servers import eventually, free_port, until_still
 
 SOCKET_BUFFERS_BYTES = 32 << 20
@@ -204,14 +205,13 @@ async def test_early_response_closes_the_connection(pool):
         writer.transport.abort()
         is_gone.set()
 
-    server = await asyncio.start_server(answers_at_once, "127.0.0.1", 0)
-    at = Origin.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    async with pool.response(at, Request("POST", "/x", bytes(32 << 20))) as answer:
-        assert (answer.status, await answer.read(9, 60)) == (413, b"too large")
-    assert pool.open_connections == 0
-    is_asked.set()
-    await is_gone.wait()
-    server.close()
+    async with listening(answers_at_once) as port:
+        at = Origin.of(f"http://127.0.0.1:{port}")
+        async with pool.response(at, Request("POST", "/x", bytes(32 << 20))) as answer:
+            assert (answer.status, await answer.read(9, 60)) == (413, b"too large")
+        assert pool.open_connections == 0
+        is_asked.set()
+        await is_gone.wait()
 
 
 async def test_refused_connection_is_never_sent(pool):
@@ -316,11 +316,8 @@ async def tls_server(authority):
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    try:
-        yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
+    async with listening(serve, ssl=context) as port:
+        yield f"https://127.0.0.1:{port}"
 
 
 async def test_authorities_are_read_once_for_all_connections_until_they_change(

@@ -16,6 +16,7 @@ from router.protocol.values import Scope
 from router.runtime.security.redis_access import RedisAccess
 from router.scheduler.affinity import AffinityTable, Session
 from support.processes.certificates import Authority
+from support.processes.listening import listening
 from support.values.builders import rank
 
 SECRET = "a-password-of-redis"
@@ -41,11 +42,8 @@ async def tls_before(port, authority):
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer))
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
+    async with listening(serve, ssl=context) as tls_port:
+        yield tls_port
 
 
 async def failures_of(url, access):
