@@ -224,6 +224,8 @@ class DirectProtocol(LimitedProtocol):
         if self._turn is exchange:
             self._body_until_s = inf
             self._answer(exchange, is_last=is_last)
+        elif exchange.response_complete:  # before its body came
+            self.end_response()
 
     # ── Turns ────────────────────────────────────────────────────────────────────────────────────
 

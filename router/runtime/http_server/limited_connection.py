@@ -217,8 +217,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self.end_request()
 
     def end_request(self) -> None:
-        """End a request."""
+        """End a request. One that was answered before its body came leaves the connection idle."""
         super().on_message_complete()
+        cycle = self.cycle
+        if cycle is not None and cycle.response_complete:
+            cycle.more_body = False
+            self.end_response()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Handle the end of the client's data. Returns True if it may still wait for a response."""

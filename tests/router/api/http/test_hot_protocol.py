@@ -133,6 +133,20 @@ async def test_100_continue_is_sent_before_the_body(fleet):
     writer.close()
 
 
+async def test_a_refusal_before_the_body_keeps_the_connection(fleet):
+    (reader, writer), (late, other) = [await connect(fleet) for _ in range(2)]
+    head = request(content_encoding="gzip")[: -len(BODY)]
+    for here, there in ((reader, writer), (late, other)):
+        there.write(head)
+        assert (await read_answer(here))[0] == 415
+    writer.write(BODY)
+    assert await late.read() == b""  # its body did not come in time
+    writer.write(request())
+    assert (await read_answer(reader))[0] == 200
+    for each in (writer, other):
+        each.close()
+
+
 async def test_a_small_limit_holds_for_bodies_that_come_whole(nats_server):
     async with RunningRouter(nats_server.url, body_limit_bytes=1024).running() as router:
         answer = await router.post("/select", {"token_ids": [1] * 1_000})

@@ -149,6 +149,18 @@ async def test_an_idle_connection_is_closed():
         assert (await reader.read()).startswith(b"HTTP/1.1 200")
 
 
+async def test_answer_before_the_body_keeps_the_connection(served):
+    refused = POST + b"content-length: 2\r\n\r\n"
+    async with served.connected() as (reader, writer), served.connected() as (late, other):
+        for here, there in ((reader, writer), (late, other)):
+            there.write(refused)
+            await here.readuntil(b"\r\n0\r\n\r\n")
+        writer.write(b"{}")
+        assert await late.read() == b""  # its body did not come in time
+        writer.write(GET)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
 async def test_unread_endless_body_closes_the_connection(served):
     """Each byte of it would otherwise keep the connection alive for ever."""
     head = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
