@@ -6,6 +6,7 @@ import sys
 from asyncio import Event
 from collections.abc import Callable, Mapping, Sequence
 from signal import SIGINT
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from router.errors import ConfigError
@@ -18,7 +19,7 @@ from router.runtime.process.commands import (
     run_imported,
     settings_parser_of,
 )
-from router.runtime.process.loading import Loaded
+from router.runtime.process.loading import Loaded, as_given
 from router.runtime.process.logs import log_to_stderr, printable
 from router.runtime.process.settings import (
     DOCTOR_PREFIX,
@@ -37,6 +38,18 @@ if TYPE_CHECKING:
     _Config = RouterConfig | IndexerConfig | ForwardConfig
 
 C = TypeVar("C", bound="_Config")
+
+_PREFIXES = MappingProxyType(
+    {
+        "up": UP_PREFIX,
+        "serve": ROUTER_PREFIX,
+        "record": ROUTER_PREFIX,
+        "forward": FORWARD_PREFIX,
+        "epp": FORWARD_PREFIX,
+        "indexer": INDEXER_PREFIX,
+        "doctor": DOCTOR_PREFIX,
+    }
+)
 
 INTERRUPTED_STATUS = 128 + SIGINT
 
@@ -57,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return PROGRAM.run(words)
     except ConfigError as error:
-        sys.stderr.write(f"kv-router {words[0]}: {error}\n")
+        variables = os.environ if words[0] in _PREFIXES else {}
+        text = as_given(error, words, variables, _PREFIXES.get(words[0], ""))
+        sys.stderr.write(f"kv-router {words[0]}: {text}\n")
         return WRONG_STATUS
     except KeyboardInterrupt:
         return INTERRUPTED_STATUS

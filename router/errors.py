@@ -58,12 +58,15 @@ class WorkerNotFoundError(KvRouterError):
 
 
 class ConfigError(KvRouterError):
-    """A setting that is unknown or malformed, or contradicts another."""
+    """A setting that is unknown or malformed, or contradicts another.
+
+    `given`: the option, variable or key under which it was given, for the sentence.
+    """
 
     code = "config"
 
-    def __init__(self, key: str, reason: str, allowed: str) -> None:
-        super().__init__(f"{key}: {reason} (allowed: {allowed})")
+    def __init__(self, key: str, reason: str, allowed: str, given: str = "") -> None:
+        super().__init__(f"{given or key}: {reason} (allowed: {allowed})")
         self.key = key
         self.reason = reason
         self.allowed = allowed

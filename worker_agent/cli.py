@@ -16,7 +16,7 @@ from router.runtime.process.commands import (
     run_imported,
     settings_parser_of,
 )
-from router.runtime.process.loading import first_pass
+from router.runtime.process.loading import as_given, first_pass
 from router.runtime.process.logs import log_to_stderr
 from router.runtime.process.settings import AGENT_PREFIX
 
@@ -36,10 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     It is 2 for a wrong command line or setting, 3 for a taken id, 130 after Ctrl-C before the
     start.
     """
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return PROGRAM.run(sys.argv[1:] if arguments is None else list(arguments))
+        return PROGRAM.run(words)
     except ConfigError as error:
-        sys.stderr.write(f"kv-worker-agent: {error}\n")
+        text = as_given(error, words, os.environ, AGENT_PREFIX)
+        sys.stderr.write(f"kv-worker-agent: {text}\n")
         return WRONG_STATUS
 
 
@@ -52,7 +54,10 @@ def _run(arguments: Sequence[str]) -> int:
         _serve(arguments)
     except* (ConfigError, StorageError, TwinError) as group:
         error = _innermost(group)
-        sys.stderr.write(f"kv-worker-agent: {error}\n")
+        text = str(error)
+        if isinstance(error, ConfigError):
+            text = as_given(error, arguments, os.environ, AGENT_PREFIX)
+        sys.stderr.write(f"kv-worker-agent: {text}\n")
         status = TWIN_STATUS if isinstance(error, TwinError) else WRONG_STATUS
     except* KeyboardInterrupt:
         status = INTERRUPTED_STATUS

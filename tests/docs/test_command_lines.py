@@ -12,6 +12,7 @@ from router.config.indexer import load_indexer
 from router.config.load import load_router_config
 from router.errors import ConfigError
 from router.forward.config import load_forward
+from router.runtime.process.loading import as_given
 from router.runtime.security.route_scopes import ROUTE_SCOPES
 from router.tools.up.config import load_up_config
 from support.values.pages import commands
@@ -65,7 +66,10 @@ def check(load, found, page):
         kept[name] = "pod-0"
     if error := refusal(load, kept, {key: value} if key else {}):
         said = re.sub(r"\s", "", page)
-        assert is_away(error) or re.sub(r"\s", "", str(error)) in said or "# refused" in page
+        text = str(error)
+        if isinstance(error, ConfigError):
+            text = as_given(error, kept, {}, "")
+        assert is_away(error) or re.sub(r"\s", "", text) in said or "# refused" in page
 
 
 def refusal(load, arguments, environment):

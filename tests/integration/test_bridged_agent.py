@@ -116,7 +116,7 @@ async def _trusts(router, state):
         ),
         pytest.param(
             ["--zmq", "tcp://e:1"],
-            "zmq: given here (flag) (allowed: only next to an engine",
+            "--zmq: given here (flag) (allowed: only next to an engine",
             marks=pytest.mark.long,
         ),
         pytest.param(
@@ -136,5 +136,5 @@ def test_invalid_options_are_named(flags, words):
 def test_a_wrong_size_is_named(tmp_path, nats_server, engine, metrics):
     bridge = BridgeProcess(tmp_path, nats_server.url, engine, metrics, **{"block-size": 16})
     assert bridge.process.popen.wait(timeout=60) == 2
-    assert "block_size: 16 was set, but the engine reports 4" in bridge.process.log.read_text()
+    assert "--block-size: 16 was set, but the engine reports 4" in bridge.process.log.read_text()
     assert "Traceback" not in bridge.process.log.read_text()

@@ -105,7 +105,7 @@ async def test_children_do_not_outlive_it(up):
 async def test_a_wrong_option_is_a_clear_error(up, option, value):
     fleet = await up(f"--{option}", value)
     assert await fleet.wait() == 2
-    assert f"{option}: '{value}' (flag)" in fleet.output
+    assert f"--{option}: '{value}' (flag)" in fleet.output
 
 
 async def test_vllm_engines_are_attached_by_url_without_a_bus(up, tmp_path, monkeypatch):

@@ -113,3 +113,31 @@ def test_help_loads_no_kernel(command):
         f"except SystemExit: {KERNEL_FREE}"
     )
     subprocess.run([sys.executable, "-c", code, command], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "name"),
+    [
+        (["serve", "--port", "abc"], {}, "--port: 'abc'"),
+        (["serve", "--http-port=abc"], {}, "--http-port: 'abc'"),
+        (["serve", "--port=1"], {"KV_ROUTER_HTTP_PORT": "abc"}, "KV_ROUTER_HTTP_PORT: 'abc'"),
+        (["serve"], {"DYN_ROUTER_QUEUE_THRESHOLD": "x"}, "DYN_ROUTER_QUEUE_THRESHOLD: 'x'"),
+        (["serve", "--group-splits", "x"], {}, "--group-splits: 'x'"),
+        (["serve"], {"KV_ROUTER_HOST": "0.0.0.0"}, "KV_ROUTER_HOST: '0.0.0.0'"),
+        (["serve", "--no-use-kv-events", "--predicted-ttl-s=1"], {}, "--predicted-ttl-s: 1.0"),
+        (["epp"], {"KV_ROUTER_FORWARD_ROUTER_URL": "x"}, "KV_ROUTER_FORWARD_ROUTER_URL: 'x'"),
+        (["simulate"], {"KV_ROUTER_TRACE": "x"}, "trace: missing"),
+    ],
+)
+def test_a_wrong_setting_is_named_as_it_was_given(arguments, variables, name, capsys, monkeypatch):
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"kv-router {arguments[0]}: {name}")
+
+
+def test_a_wrong_setting_of_a_file_is_named_by_its_key(tmp_path, capsys):
+    path = tmp_path / "router.toml"
+    path.write_text('http_port = "abc"\n')
+    assert main(["serve", "--config", str(path)]) == 2
+    assert f"http_port: 'abc' (file {path})" in capsys.readouterr().err

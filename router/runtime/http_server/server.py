@@ -21,6 +21,7 @@ from router.errors import ConfigError
 from router.runtime.http_server.direct_protocol import DirectProtocol, HotService
 from router.runtime.http_server.limited_connection import HttpConfig, LimitedProtocol
 from router.runtime.http_server.limits import HttpLimits
+from router.runtime.process.settings import flags_of
 from router.runtime.process.ticks import next_tick
 
 SHUTDOWN_S = 5
@@ -117,7 +118,7 @@ def listening(host: str, port: int, key: str = "http_port") -> Iterator[socket.s
     except OSError as error:
         problem = f"cannot listen on {host}:{port}: {unbindable(error)}"
         any_port = "; 0 takes any" if key == "http_port" else ""
-        allowed = f"a free port, as --{key.replace('_', '-')} N{any_port}"
+        allowed = f"a free port, as {flags_of(key)[0]} N{any_port}"
         raise ConfigError(key, problem, allowed) from error
     # Connections inherit it; asyncio sets it only for sockets that name their protocol. Without it
     # each body that is sent behind its head waits for a delayed acknowledgement, 40 ms.

@@ -35,13 +35,14 @@ class Given(Struct, frozen=True):
     name: str
 
 
-def by_key(given: Mapping[str, Any], aliases: Sequence[Alias], spelled: str) -> Iterator[Given]:
-    """Yield settings of a file or of flags. `spelled`: format of a key in messages."""
+def by_key(
+    given: Mapping[str, Any], aliases: Sequence[Alias], spelled: Callable[[str], str]
+) -> Iterator[Given]:
+    """Yield settings of a file or of flags. `spelled`: returns a key as messages name it."""
     known = {alias.key: alias for alias in aliases}
     for key, value in given.items():
         settings = known[key].settings(value) if key in known else {key: value}
-        name = spelled.format(key if spelled == "{}" else key.replace("_", "-"))
-        yield from (Given(setting, each, name) for setting, each in settings.items())
+        yield from (Given(setting, each, spelled(key)) for setting, each in settings.items())
 
 
 def by_variable(environment: Mapping[str, str], aliases: Sequence[Alias]) -> Iterator[Given]:

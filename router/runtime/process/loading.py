@@ -5,6 +5,7 @@ import sys
 import tomllib
 from argparse import SUPPRESS
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -109,9 +110,9 @@ def load_with_sources(
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for source, given in (
-        (f"file {path}", by_key(_from_file(path), aliases, "{}")),
+        (f"file {path}", by_key(_from_file(path), aliases, str)),
         ("environment", [*variables, *by_variable(environment, aliases)]),
-        ("flag", by_key(flags, aliases, "--{}")),
+        ("flag", by_key(flags, aliases, partial(_flag, arguments))),
     ):
         for each, value in _agreed(config_type, given, source, elsewhere):
             values[each.setting] = value
@@ -126,7 +127,7 @@ def _agreed(
     settings: dict[str, tuple[Given, Any]] = {}
     fields = {field.name: field for field in settings_of(config_type())}
     for each in given:
-        value = _checked(fields, each.setting, each.value, source, elsewhere)
+        value = _checked(fields, each, source, elsewhere)
         first, before = settings.setdefault(each.setting, (each, value))
         if value != before:
             reason = redact(f"{value!r} while {first.name} is {before!r} ({source})")
@@ -197,20 +198,47 @@ def checked(
     """Return values of a source, converted and checked by their fields. Raises ConfigError."""
     fields = {field.name: field for field in settings_of(config_type())}
     return {
-        name: _checked(fields, name, value, source, elsewhere) for name, value in values.items()
+        name: _checked(fields, Given(name, value, name), source, elsewhere)
+        for name, value in values.items()
     }
 
 
 def _checked(
-    fields: Mapping[str, Setting], name: str, value: Any, source: str, elsewhere: Mapping[str, str]
+    fields: Mapping[str, Setting], given: Given, source: str, elsewhere: Mapping[str, str]
 ) -> Any:
+    name = given.setting
     if name in elsewhere:
-        raise ConfigError(name, f"given here ({source})", f"only {elsewhere[name]}")
+        raise ConfigError(name, f"given here ({source})", f"only {elsewhere[name]}", given.name)
     if name not in fields:
-        raise ConfigError(name, f"unknown key ({source})", allowed_names(name, fields))
+        allowed = allowed_names(name, fields)
+        raise ConfigError(name, f"unknown key ({source})", allowed, given.name)
     try:
-        return msgspec.convert(value, fields[name].type, strict=False)
+        return msgspec.convert(given.value, fields[name].type, strict=False)
     except msgspec.ValidationError as error:
         allowed = allowed_values(fields[name].type, error, fields[name].form)
-        reason = f"{fields[name].redacted(value)} ({source})"
-        raise ConfigError(name, reason, allowed) from error
+        reason = f"{fields[name].redacted(given.value)} ({source})"
+        raise ConfigError(name, reason, allowed, given.name) from error
+
+
+def as_given(
+    error: ConfigError, arguments: Sequence[str], environment: Mapping[str, str], prefix: str
+) -> str:
+    """Return an error's sentence with the option or variable that sets what it is about.
+
+    A setting of the file, or of none of them, keeps its own name.
+    """
+    names = [*typed_flags(error.key, arguments), f"{prefix}{error.key.upper()}"]
+    name = next((each for each in names if each[:2] == "--" or each in environment), error.key)
+    text = str(error)
+    return f"{name}{text.removeprefix(error.key)}" if text.startswith(f"{error.key}:") else text
+
+
+def typed_flags(name: str, arguments: Sequence[str]) -> list[str]:
+    """Return the flags of a setting among some arguments."""
+    typed = {each.partition("=")[0] for each in arguments}
+    flags = flags_of(name)
+    return [each for each in (*flags, *(f"--no-{flag[2:]}" for flag in flags)) if each in typed]
+
+
+def _flag(arguments: Sequence[str], key: str) -> str:
+    return next(iter(typed_flags(key, arguments)), flags_of(key)[0])

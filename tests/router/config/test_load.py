@@ -305,7 +305,7 @@ def test_contradiction_names_the_sources_of_both():
     environment = {"DYN_ROUTER_PREDICTED_TTL_SECS": "1"}
     with pytest.raises(ConfigError) as caught:
         load_router(("--no-use-kv-events",), environment)
-    for name in ("environment: DYN_ROUTER_PREDICTED_TTL_SECS", "flag: --use-kv-events"):
+    for name in ("environment: DYN_ROUTER_PREDICTED_TTL_SECS", "flag: --no-use-kv-events"):
         assert name in str(caught.value)
 
 

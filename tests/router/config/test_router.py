@@ -75,8 +75,9 @@ def test_the_index_is_bounded_and_its_multiplier_secret():
     ],
 )
 def test_values_out_of_range_are_refused_by_name(field, value):
-    with pytest.raises(ConfigError, match=field):
-        load_router_config((f"--{field.replace('_', '-')}", value), {})
+    flag = f"--{field.replace('_', '-')}"
+    with pytest.raises(ConfigError, match=flag):
+        load_router_config((flag, value), {})
 
 
 def test_trust_weights_can_be_set():

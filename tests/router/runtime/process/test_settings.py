@@ -125,7 +125,7 @@ def test_an_unknown_flag_ends_the_process(capsys):
     [(["--layers", "2"], {}), (["--layers"], {}), ([], {"KV_ROUTER_LAYERS": "2"})],
 )
 def test_a_setting_of_another_kind_of_the_process_is_refused_in_words(flags, environment):
-    with pytest.raises(ConfigError, match=r"layers: given here .* only with --engine x") as caught:
+    with pytest.raises(ConfigError, match=r"(?i)layers: given here .* --engine x") as caught:
         load(Config, flags, environment, ROUTER_PREFIX, {"layers": "with --engine x"})
     assert caught.value.key == "layers"
 
@@ -160,7 +160,7 @@ def test_help_describes_every_field(capsys):
 def test_variables_of_other_commands_are_ignored():
     environment = {"KV_ROUTER_AGENT_NUM_BLOCKS": "8", "KV_ROUTER_UP_WORKERS": "2"}
     assert loaded(environment=environment) == Config()
-    with pytest.raises(ConfigError, match="num_blocks"):
+    with pytest.raises(ConfigError, match="KV_ROUTER_AGENT_NUM_BLOCKS"):
         loaded(environment=environment, prefix=AGENT_PREFIX)
 
 
