@@ -6,8 +6,10 @@
 
 Of each request it books the worker, and frees it when the request is completed, rejected or
 cancelled. A replica names its worker by `record_routing_stats`, and finds the booking in the
-request's `kv_router_request_id`, to report the first token. If the router does not answer, or
-places the request on no replica, the shorter queue of two random replicas is chosen, as Ray does.
+request's `kv_router_request_id`, to report the first token. If the router does not answer, the
+shorter queue of two random replicas is chosen, as Ray does. If it refuses a request, since all
+workers are busy, none may take it, or the router drains, the caller gets Ray's BackPressureError
+with the router's Retry-After, over HTTP a 503 or 429 with that header.
 """
 
 import argparse
@@ -25,11 +27,15 @@ import aiohttp
 import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import BackPressureError
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 BOOKING = "kv_router_request_id"
 SILENT_S = 1.0
 """For so long a router that has not answered is not asked again."""
+
+REFUSALS = (429, 503, 529)
+"""Statuses of a router that has not failed, but wants the request to come later."""
 
 
 @dataclass
@@ -45,10 +51,16 @@ class Booking:
 class KvRequestRouter(RequestRouter):
     """Chooses by the router at a URL. A request's first argument is the body of a completion."""
 
-    def initialize_state(self, router_url: str, timeout_s: float = 2.0) -> None:
-        """Keep `request_router_kwargs`; Ray calls it."""
+    def initialize_state(
+        self, router_url: str, timeout_s: float = 2.0, wait_s: float = 90.0
+    ) -> None:
+        """Keep `request_router_kwargs`; Ray calls it.
+
+        `timeout_s`: for a connection. `wait_s`: for an answer; more than the router's `max_wait_s`,
+        if its requests wait (`router_queue_threshold`).
+        """
         self._url = router_url
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._timeout = aiohttp.ClientTimeout(total=wait_s, sock_connect=timeout_s)
         self._client: aiohttp.ClientSession | None = None
         self._asked_from_s = 0.0
         self._bookings: dict[str, list[Booking]] = {}
@@ -85,6 +97,8 @@ class KvRequestRouter(RequestRouter):
             place = await self._place(booking, by_id)
         except (aiohttp.ClientError, TimeoutError) as error:
             self._free(booking)
+            if self._is_refused(pending_request, error):
+                return [two]  # for the loop of Ray, which then sees that the request has ended
             if not isinstance(error, aiohttp.ClientResponseError):
                 self._asked_from_s = time.monotonic() + SILENT_S
             logging.getLogger("ray.serve").warning("Placed without kv-router: %r", error)
@@ -103,6 +117,23 @@ class KvRequestRouter(RequestRouter):
     def _of(self, pending: PendingRequest) -> list[Booking]:
         bookings = self._bookings.get(pending.metadata.internal_request_id, [])
         return [each for each in bookings if each.pending is pending]
+
+    def _is_refused(self, pending: PendingRequest, error: Exception) -> bool:
+        """Return whether the router refused a request for now; if so, its caller gets that."""
+        if not isinstance(error, aiohttp.ClientResponseError) or error.status not in REFUSALS:
+            return False
+        if not str(error.request_info.url).startswith(self._url):
+            return False  # an engine's, whose replica may take it all the same
+        after, waiting = (error.headers or {}).get("Retry-After"), len(self._bookings)
+        status = 429 if error.status == 429 else 503  # Ray has these two
+        refusal = BackPressureError(
+            waiting, waiting, status, None if after is None else float(after)
+        )
+        if not pending.future.done():
+            pending.future.set_exception(refusal)
+        self._remove_pending_request_from_indices(pending)  # as Ray does where it ends one itself
+        logging.getLogger("ray.serve").warning("kv-router refused a request: %d", error.status)
+        return True
 
     def _on_placed(self, booking: Booking, future: "asyncio.Future[RunningReplica]") -> None:
         if future.cancelled():
@@ -218,7 +249,10 @@ def main() -> None:
     for line in sys.stdin:
         prompt = line.rstrip("\n")
         body = {"model": options.model, "prompt": prompt, "max_tokens": 16, **usage}
-        answer = handle.remote(body).result(timeout_s=60)
+        try:
+            answer = handle.remote(body).result(timeout_s=120)
+        except BackPressureError as refusal:
+            answer = {"refused": refusal.status_code, "retry_after_s": refusal.retry_after_s}
         print(json.dumps(answer), flush=True)
     serve.shutdown()
     ray.shutdown()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.fleets.systems import TEXTS, check_cached
+from support.fleets.systems import TEXTS, SystemsFleet, check_cached
 
 pytestmark = pytest.mark.systems
 
@@ -97,6 +97,38 @@ async def test_requests_reach_the_replica_that_holds_their_prompt(fleet):
             assert answer["usage"]["completion_tokens"] > 0
         fleet.router.start()
         await until_booked(example)
+        await fleet.until_load(0, 0)
+
+
+@pytest.fixture
+async def impatient(tmp_path, nats_server):
+    """A fleet whose router lets no request wait for long."""
+    options = {"router-queue-threshold": 0.001, "max-wait-s": 0.3}
+    fleet = SystemsFleet(tmp_path, nats_server.url, **options)
+    try:
+        await fleet.begin()
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+async def test_a_refusal_of_the_router_is_back_pressure_with_its_retry_after(impatient):
+    fleet = impatient
+    async with ray_serve(fleet) as example:
+        await until_booked(example)
+        await fleet.until_load(0, 0)
+        for worker_id in TEXTS:
+            busy = {"worker_id": worker_id, "request_id": f"busy-{worker_id}"}
+            body = {**busy, "token_ids": list(range(4000))}
+            answer = await fleet.client.post(f"{fleet.url}/reservations", json=body)
+            assert answer.status_code == 201, answer.text
+        for text in TEXTS.values():
+            refusal = await example.ask(text)
+            assert refusal["refused"] == 503
+            assert refusal["retry_after_s"] >= 1
+        for worker_id in TEXTS:
+            await fleet.client.delete(f"{fleet.url}/reservations/busy-{worker_id}")
+        assert (await example.ask(TEXTS[1]))["is_booked"]
         await fleet.until_load(0, 0)
 
 
