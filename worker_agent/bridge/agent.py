@@ -228,6 +228,7 @@ class BridgeAgent:
             block_addresses={
                 each.rank.dp_rank: [each.blocks] for each in self._addresses if each.blocks
             },
+            blocksets={} if self._tiers is None else self._tiers.blocksets,
         )
 
     def _answering(self, announcement: WorkerAnnouncement) -> list[Answering]:
@@ -243,7 +244,12 @@ class BridgeAgent:
         if self._config.engine.control_listen is None:
             return None
         addresses = {each.rank.dp_rank: each.control for each in self._addresses}
-        return EngineTiers(self._config.worker.id, addresses)
+        shared = {each.rank.dp_rank: each.blocks for each in self._addresses if each.blocks}
+        return EngineTiers(self._config.worker.id, addresses, shared, self._announce_blocksets)
+
+    def _announce_blocksets(self) -> None:
+        if self._presence is not None and self._tiers is not None:
+            self._presence.change_blocksets(self._tiers.blocksets)
 
     def _readiness(self) -> Readiness:
         """Return the readiness: ready once announced; later problems only degrade it."""

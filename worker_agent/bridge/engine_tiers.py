@@ -2,27 +2,34 @@
 
 GET /tiers, NATS ─▶ EngineTiers.answer ─▶ every worker of the rank ─▶ its ControlSocket
 metrics          ◀─ the last status, asked for every `INTERVAL_S`
+announcement     ◀─ the blocksets of ranks that share, asked for with it
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Struct
 
 from router.errors import InvalidFieldError, KvRouterError
-from router.protocol.values import UNREADABLE
+from router.protocol.values import UNREADABLE, Rank
 from worker_agent.blocks.names import CacheLevel
 from worker_agent.operations.messages import (
+    BODY_LIMIT_BYTES,
+    MAX_NAMED_PEERS,
+    AnnouncedBlockset,
+    BlocksetsQuery,
     BlocksReply,
     BlocksReset,
     EngineCommand,
     EngineReply,
     LevelReport,
     NamePeers,
+    PeersNamed,
     RankReset,
     ResetAll,
     ResetBlocks,
@@ -33,15 +40,26 @@ from worker_agent.operations.messages import (
     TierCommand,
     TierReply,
 )
+from worker_agent.sharing.errors import BlocksetError
+from worker_agent.sharing.reports import (
+    RankBlocksets,
+    RefusedBlockset,
+    SharingReport,
+    check_rank,
+    joined,
+)
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T", StatusReply, ResetReply, BlocksReply)
+T = TypeVar("T", bound=Struct)
 
 INTERVAL_S = 2.0
 TIMEOUT_S = 15.0
 """More than the time that a command may take in the engine."""
 MAX_REPLY_BYTES = 64 << 20
+MAX_BLOCKSET_BYTES = BODY_LIMIT_BYTES // MAX_NAMED_PEERS - 1024
+"""Limit of a rank's blockset: one command names those of all peers."""
+BAD_REQUEST = 400
 
 
 class EngineTiersError(KvRouterError):
@@ -64,10 +82,28 @@ class EngineTiersError(KvRouterError):
 class EngineTiers:
     """The tiers of all ranks of one engine, each with one or more workers."""
 
-    def __init__(self, worker_id: int, addresses: Mapping[int, Sequence[str]]) -> None:
-        """Set up the forwarding; `addresses`: of each rank's workers, the first one first."""
+    def __init__(
+        self,
+        worker_id: int,
+        addresses: Mapping[int, Sequence[str]],
+        shared: Mapping[int, str] | None = None,
+        on_blocksets: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Set up the forwarding; `addresses`: of each rank's workers, the first one first.
+
+        `shared`: where others reach the blocks of each rank that gives any. `on_blocksets`: called
+        when `blocksets` have changed.
+        """
         self._worker_id = worker_id
         self._addresses = addresses
+        self._shared = shared or {}
+        self._on_blocksets = on_blocksets
+        self.blocksets: dict[int, dict[str, Any]] = {}
+        """The blocksets to be announced, by rank, as they were last asked for."""
+        self._unfit: dict[Rank, str] = {}
+        """Why a blockset is not announced, if it is ours, or not named to the engine."""
+        self._without: set[int] = set()
+        """Ranks whose connector is an earlier one, which knows no blocksets."""
         self.reports: Sequence[LevelReport] = ()
         """The state when it was last asked for; empty while the engine does not answer."""
         self.problem: str | None = None
@@ -79,11 +115,13 @@ class EngineTiers:
         while True:
             try:
                 self.reports = (await self._status(StatusQuery())).tiers
+                await self._learn_blocksets()
                 self.problem = None
             except KvRouterError as error:
                 if self.problem is None:
                     log.warning("the engine's tiers are unknown: %s", error)
                 self.reports, self.problem = (), str(error)
+                self._without.clear()  # The engine's next process may have another.
             await asyncio.sleep(INTERVAL_S)
 
     async def answer(self, command: TierCommand) -> TierReply:
@@ -112,11 +150,37 @@ class EngineTiers:
                     ],
                 )
 
-    async def name_peers(self, dp_rank: int, addresses: Sequence[str]) -> None:
-        """Have a rank look for blocks at these engines. Raises EngineTiersError."""
-        command = NamePeers(addresses=list(addresses))
-        for address in self._addresses[dp_rank]:
-            await self._asked(address, command)
+    async def name_peers(self, dp_rank: int, peers: Sequence[AnnouncedBlockset]) -> None:
+        """Have a rank look for blocks at these engines, but not where it refuses the blockset.
+
+        Its first worker compares them with its own. `peers`: of those that announce no blockset it
+        is empty, and they are asked without. Raises EngineTiersError.
+        """
+        first, *others = self._addresses[dp_rank]
+        ranks = {Rank(each.worker_id, each.dp_rank) for each in peers}
+        for rank in self._unfit.keys() - ranks:
+            if rank.worker_id != self._worker_id:
+                del self._unfit[rank]
+        fit = [each for each in peers if not each.blockset or self._is_fit(each)]
+        addresses = [each.address for each in fit]
+        left_out: list[str] = []
+        if dp_rank in self._without:
+            await self._asked(first, NamePeers(addresses=addresses))
+        else:
+            known = [each for each in fit if each.blockset]
+            command = NamePeers(addresses=addresses, blocksets=known)
+            left_out = (await self._reply(first, command, PeersNamed)).left_out
+        for address in others:
+            await self._asked(address, NamePeers(addresses=addresses, left_out=left_out))
+
+    async def sharing(self) -> SharingReport:
+        """Return the blocksets of all ranks, ours and those of others. Raises EngineTiersError."""
+        reports = [(await self._blocksets_of(dp_rank)).report for dp_rank in self._addresses]
+        unfit = [
+            RefusedBlockset(rank.worker_id, rank.dp_rank, reason)
+            for rank, reason in self._unfit.items()
+        ]
+        return joined([*reports, SharingReport(refused=unfit)])
 
     async def _status(self, query: StatusQuery) -> StatusReply:
         """Return the status of each rank's first worker: the others hold parts of the same."""
@@ -128,12 +192,56 @@ class EngineTiers:
         tiers = [report for each in found for report in each.tiers]
         return StatusReply(self._worker_id, tiers, list(advice))
 
+    async def _learn_blocksets(self) -> None:
+        """Ask each rank that gives blocks for its blockset. Raises EngineTiersError."""
+        found: dict[int, dict[str, Any]] = {}
+        for dp_rank, address in self._shared.items():
+            if dp_rank in self._without:
+                continue
+            try:
+                announced = (await self._blocksets_of(dp_rank)).announced
+            except EngineTiersError as error:
+                if error.http_status != BAD_REQUEST:
+                    raise
+                log.info("rank %d shares blocks without a blockset: %s", dp_rank, error)
+                self._without.add(dp_rank)
+                continue
+            if announced and self._is_fit(
+                AnnouncedBlockset(address, self._worker_id, dp_rank, announced)
+            ):
+                found[dp_rank] = announced
+        if found != self.blocksets:
+            self.blocksets = found
+            self._on_blocksets()
+
+    async def _blocksets_of(self, dp_rank: int) -> RankBlocksets:
+        shared = self._shared.get(dp_rank)
+        query = BlocksetsQuery(addresses=[] if shared is None else [shared])
+        return await self._reply(self._addresses[dp_rank][0], query, RankBlocksets)
+
+    def _is_fit(self, announced: AnnouncedBlockset) -> bool:
+        """Return whether a blockset is of its rank and not too large; note why not."""
+        rank = Rank(announced.worker_id, announced.dp_rank)
+        try:
+            check_rank(rank, announced.blockset)
+            size_bytes = len(msgspec.json.encode(announced.blockset))
+            if size_bytes > MAX_BLOCKSET_BYTES:
+                allowed = f"at most {MAX_BLOCKSET_BYTES}"
+                raise BlocksetError("bytes", f"{size_bytes}", allowed, rule="too_large")
+        except BlocksetError as error:
+            if self._unfit.get(rank) != str(error):
+                log.warning("blockset of worker %s not used: %s", rank, error)
+            self._unfit[rank] = str(error)
+            return False
+        self._unfit.pop(rank, None)
+        return True
+
     async def _of_all(self, dp_rank: int, command: TierCommand, expected: type[T]) -> list[T]:
         return [
             await self._reply(address, command, expected) for address in self._addresses[dp_rank]
         ]
 
-    async def _reply(self, address: str, command: TierCommand, expected: type[T]) -> T:
+    async def _reply(self, address: str, command: EngineCommand, expected: type[T]) -> T:
         raw = await self._asked(address, command)
         try:
             return msgspec.json.decode(raw, type=expected)

@@ -1,17 +1,21 @@
 """Other engines that share blocks, found by their announcements and named to ours.
 
-announcements on the bus ─▶ PeerWatch ─▶ EngineTiers.name_peers ─▶ the connector asks them
+announcements on the bus ─▶ PeerWatch ─▶ EngineTiers.name_peers ─▶ the connector asks them, unless
+                                         their blockset is of no use to it
 """
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import suppress
+
+from msgspec.structs import replace
 
 from router.protocol.catalogue import WorkerAnnouncement
 from router.protocol.subjects import Subjects
 from router.runtime.bus.connection import Bus
 from router.runtime.bus.errors import BusUnavailableError
 from worker_agent.bridge.engine_tiers import EngineTiers, EngineTiersError
-from worker_agent.operations.messages import MAX_NAMED_PEERS
+from worker_agent.operations.messages import MAX_NAMED_PEERS, AnnouncedBlockset
 from worker_agent.process.announced import ROUND_S, AnnouncedWorkers
 
 
@@ -34,16 +38,21 @@ class PeerWatch:
     async def _name(self) -> None:
         """Name the peers to each rank; its own other ranks are peers, too."""
         others = [
-            addresses[0]
+            peer
             for worker in self._announced.workers
-            for addresses in worker.block_addresses.values()
-            if addresses and worker.worker_id != self._ours.worker_id
+            if worker.worker_id != self._ours.worker_id
+            for peer in _peers_of(worker)
         ]
+        ours = list(_peers_of(replace(self._ours, blocksets=self._tiers.blocksets)))
         for dp_rank in self._ours.block_addresses:
-            ours = [
-                each[0]
-                for rank, each in self._ours.block_addresses.items()
-                if rank != dp_rank and each
-            ]
+            peers = [*(each for each in ours if each.dp_rank != dp_rank), *others]
             with suppress(EngineTiersError):  # It is counted, and named again in the next round.
-                await self._tiers.name_peers(dp_rank, [*ours, *others][:MAX_NAMED_PEERS])
+                await self._tiers.name_peers(dp_rank, peers[:MAX_NAMED_PEERS])
+
+
+def _peers_of(worker: WorkerAnnouncement) -> Iterator[AnnouncedBlockset]:
+    """Yield each rank that gives blocks, with its blockset, which is empty if it has none."""
+    for dp_rank, addresses in worker.block_addresses.items():
+        if addresses:
+            blockset = worker.blocksets.get(dp_rank, {})
+            yield AnnouncedBlockset(addresses[0], worker.worker_id, dp_rank, blockset)

@@ -1,4 +1,4 @@
-"""The HTTP server of an agent next to an engine: probes, metrics, and a dump of its blocks."""
+"""The HTTP server of an agent next to an engine: probes, metrics, its blocks and its tiers."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,9 +11,9 @@ from starlette.routing import Route
 
 from router.runtime.security.errors import ForbiddenError
 from router.runtime.security.guarded import caller_of, is_detailed, shown_reason
+from worker_agent.bridge.engine_tiers import EngineTiers
 from worker_agent.bridge.rank import BridgedRank
 from worker_agent.operations.http import TierRoutes
-from worker_agent.operations.messages import TierCommands
 from worker_agent.process.http import (
     Handler,
     answering,
@@ -48,14 +48,14 @@ class BridgeServer:
         read_ranks: Callable[[], Sequence[BridgedRank]],
         read_readiness: Callable[[], Readiness],
         registry: CollectorRegistry,
-        tiers: TierCommands | None = None,
+        tiers: EngineTiers | None = None,
     ) -> None:
         """Set up the handlers; `tiers`: None without a way to the engine's tiers."""
         self._worker_id = worker_id
         self._read_ranks = read_ranks
         self._read_readiness = read_readiness
         self._registry = registry
-        self._tiers = None if tiers is None else TierRoutes(tiers)
+        self._tiers = tiers
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -64,11 +64,21 @@ class BridgeServer:
             ("GET", "/ready", self.ready),
             ("GET", "/metrics", self.metrics),
             ("GET", "/dump", self.dump),
-            *(() if self._tiers is None else self._tiers.routes()),
+            *self._tier_routes(),
         )
         return Starlette(
             routes=[Route(path, answering(handler), methods=[m]) for m, path, handler in routes]
         )
+
+    def _tier_routes(self) -> tuple[tuple[str, str, Handler], ...]:
+        tiers = self._tiers
+        if tiers is None:
+            return ()
+
+        async def blocksets(_: Request) -> Response:
+            return json_response(await tiers.sharing())
+
+        return ("GET", "/blocksets", blocksets), *TierRoutes(tiers).routes()
 
     async def health(self, _: Request) -> Response:
         """Respond that the process is alive, regardless of engine and bus."""

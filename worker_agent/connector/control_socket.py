@@ -1,28 +1,31 @@
 """The socket on which the agent beside the engine sends commands to one worker's tiers.
 
-agent ──a line: EngineCommand──▶ a thread for each connection ──▶ TierControl, or `name_peers`
+agent ──a line: EngineCommand──▶ a thread for each connection ──▶ TierControl, or `answer_peers`
       ◀─a line: EngineReply─────
 """
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Struct
 
 from router.errors import InvalidFieldError, KvRouterError
 from router.protocol.values import UNREADABLE
 from worker_agent.manager.control import TierControl
 from worker_agent.operations.messages import (
     BODY_LIMIT_BYTES,
+    BlocksetsQuery,
     EngineCommand,
     EngineRefusal,
     EngineReply,
     NamePeers,
+    PeerCommand,
 )
 from worker_agent.sharing.accepting import (
     Guests,
@@ -43,20 +46,22 @@ CLOSE_S = 5.0
 class ControlSocket:
     """The commands to one worker's tiers, executed from construction to `close`."""
 
-    __slots__ = ("_closed", "_control", "_decode", "_guests", "_listener", "_name_peers", "_thread")
+    __slots__ = (
+        "_answer_peers", "_closed", "_control", "_decode", "_guests", "_listener", "_thread"
+    )  # fmt: skip
 
     def __init__(
         self,
         address: str,
         control: TierControl,
-        name_peers: Callable[[Sequence[str]], None],
+        answer_peers: Callable[[PeerCommand], Struct],
     ) -> None:
         """Listen on `tcp://host:port` or `unix:///path`. Raises PeerError.
 
-        `name_peers`: takes the addresses of other engines' first workers, from any thread.
+        `answer_peers`: executes a command about other engines, on any thread.
         """
         self._control = control
-        self._name_peers = name_peers
+        self._answer_peers = answer_peers
         self._decode = msgspec.json.Decoder(EngineCommand).decode
         self._closed = Event()
         self._guests = Guests(0, MAX_CONNECTIONS)
@@ -115,7 +120,6 @@ class ControlSocket:
             command = self._decode(line)
         except UNREADABLE as error:
             raise InvalidFieldError("command", str(error), "an EngineCommand") from error
-        if isinstance(command, NamePeers):
-            self._name_peers(command.addresses)
-            return b"null"
+        if isinstance(command, NamePeers | BlocksetsQuery):
+            return msgspec.json.encode(self._answer_peers(command))
         return msgspec.json.encode(asyncio.run(self._control.answer(command)))

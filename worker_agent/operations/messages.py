@@ -3,7 +3,7 @@
 Source: the controller of Dynamo's block manager.
 """
 
-from typing import Annotated, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 from msgspec import Meta, Raw, Struct
 
@@ -178,16 +178,50 @@ class TierCommands(Protocol):
 MAX_NAMED_PEERS = 32
 
 
+class AnnouncedBlockset(Struct, frozen=True):
+    """A blockset, of the engine at `address`, and the rank that announces it."""
+
+    address: str
+    worker_id: int
+    dp_rank: int
+    blockset: dict[str, Any]
+
+
 class NamePeers(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method",
-    tag="name_peers",
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True,
+    tag_field="method", tag="name_peers",
 ):  # fmt: skip
-    """A command to look for blocks at these engines; each is its first worker's address."""
+    """A command to look for blocks at these engines; each is its first worker's address.
+
+    `blocksets`: of those that announce one, for a rank's first worker, which replies with those
+    that it refuses. `left_out`: those that it has refused, for the rank's other workers.
+    """
 
     addresses: Annotated[list[str], Meta(max_length=MAX_NAMED_PEERS)]
+    blocksets: Annotated[list[AnnouncedBlockset], Meta(max_length=MAX_NAMED_PEERS)] = []
+    left_out: Annotated[list[str], Meta(max_length=MAX_NAMED_PEERS)] = []
 
 
-EngineCommand: TypeAlias = TierCommand | NamePeers
+class PeersNamed(Struct, frozen=True):
+    """The reply to `NamePeers`: the addresses of the engines that are not asked for blocks."""
+
+    left_out: list[str] = []
+
+
+class BlocksetsQuery(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method",
+    tag="blocksets",
+):  # fmt: skip
+    """A query for the blocksets of the worker's rank: its own, and those of others.
+
+    `addresses`: where others reach its blocks, as announced; empty: where it listens.
+    """
+
+    addresses: list[str] = []
+
+
+PeerCommand: TypeAlias = NamePeers | BlocksetsQuery
+EngineCommand: TypeAlias = TierCommand | PeerCommand
 
 
 class EngineRefusal(Struct, frozen=True):
@@ -199,7 +233,7 @@ class EngineRefusal(Struct, frozen=True):
 
 
 class EngineReply(Struct, frozen=True):
-    """The reply to one command: a TierReply, null for `NamePeers`, or a refusal."""
+    """The reply to one command, or a refusal: a TierReply, PeersNamed, or RankBlocksets."""
 
     reply: Raw = Raw(b"null")
     refusal: EngineRefusal | None = None

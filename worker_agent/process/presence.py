@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
+from msgspec.structs import replace
+
 from router.protocol.catalogue import WorkerAnnouncement, encode_entry, worker_key
 from router.protocol.subjects import Subjects
 from router.protocol.values import Rank
@@ -96,6 +98,12 @@ class WorkerPresence:
         name = f"worker {self._announcement.name}"
         await live_on_bus(config.nats_url, name, self._connected, self._live, self._access)
 
+    def change_blocksets(self, blocksets: dict[int, dict[str, Any]]) -> None:
+        """Announce other blocksets, at once if the worker is announced."""
+        self._announcement = replace(self._announcement, blocksets=blocksets)
+        if self._announcer is not None and self.is_announced:
+            self._announcer.change(encode_entry(self._announcement))
+
     async def _live(self, bus: Bus) -> None:
         config = self._config
         announcer = KvLease(
@@ -139,11 +147,14 @@ class WorkerPresence:
         pings = await listen_for_pings(bus, self._subjects, worker_id)
         group.create_task(answer_pings(pings, self._announcement.incarnation))
         try:
-            await announcer.claim(encode_entry(self._announcement))
+            claimed = self._announcement
+            await announcer.claim(encode_entry(claimed))
         except LogConflictError as error:
             detail = "another agent claimed it at the same moment"
             raise TwinError(worker_key(worker_id), detail) from error
         self.is_announced = True
+        if self._announcement is not claimed:
+            announcer.change(encode_entry(self._announcement))
 
     async def _publish_rest(self, transport: NatsTransport, announcer: KvLease) -> None:
         """Publish a checkpoint, as messages in transit at the withdrawal may be lost."""

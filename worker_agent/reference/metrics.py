@@ -40,7 +40,7 @@ _SHARING: Rows = {
     "blocksets_imported": gauge("Blocksets of other workers imported", lambda s: len(s.imported)),
 }
 _PEERS: Rows = {
-    "blocksets_refused": counter("Announced blocksets of no use here", "refusals"),
+    "blocksets_refused": counter("Announced blocksets of no use here", "imports.refusals"),
 }
 _ENGINE: Rows = {
     "num_requests_running": gauge("Requests running", "gauges.running_requests"),

@@ -37,7 +37,8 @@ from worker_agent.reference.engine.batching import GenerationRequest, block_name
 from worker_agent.reference.engine.engine import Generated
 from worker_agent.reference.metrics import agent_metrics
 from worker_agent.reference.runner import RankRunner
-from worker_agent.reference.sharing import AgentSharing, SharingReport
+from worker_agent.reference.sharing import AgentSharing
+from worker_agent.sharing.reports import SharingReport
 
 T = TypeVar("T")
 Tokens: TypeAlias = AsyncGenerator[Generated, None]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from router.errors import ConfigError
 from router.protocol.replies import BlockSource
@@ -29,11 +28,12 @@ from worker_agent.manager.config import CacheModel
 from worker_agent.manager.manager import KvBlockManager
 from worker_agent.manager.settings import derived_secret
 from worker_agent.process.announced import AnnouncedWorkers
-from worker_agent.sharing.blockset import BlocksetExport, decode, encode, is_readable
+from worker_agent.sharing.blockset import encode
 from worker_agent.sharing.errors import BlocksetError, PeerError
-from worker_agent.sharing.peer_blocksets import PeerBlocksets, RefusedBlockset
+from worker_agent.sharing.peer_blocksets import PeerBlocksets
 from worker_agent.sharing.peer_tier import PeerTier
-from worker_agent.sharing.sharing import BlockSharing, SharingConfig
+from worker_agent.sharing.reports import SharingReport
+from worker_agent.sharing.sharing import BlockSharing, SharingConfig, sharing_report
 from worker_agent.storage.mapped_file import kept_path
 
 log = logging.getLogger(__name__)
@@ -42,34 +42,6 @@ CLOSE_TIMEOUT_S = 5.0
 EXPIRE_EVERY_S = 0.5
 MAX_EXPORT_BYTES = 512 * 1024
 """Limit of an agent's announced blocksets."""
-
-
-class SetReport(Struct, frozen=True):
-    """Blocks of one tier of a rank."""
-
-    num_blocks: int
-    block_bytes: int
-    layout: str
-    is_readable: bool
-    """False for blocks of a file."""
-
-
-class BlocksetReport(Struct, frozen=True):
-    """A blockset: one of ours, or an imported one. `epoch`: of the process that exports it."""
-
-    worker_id: int
-    dp_rank: int
-    epoch: int
-    addresses: list[str]
-    sets: dict[int, SetReport]
-
-
-class SharingReport(Struct, frozen=True):
-    """The blocksets that this agent exports, imports and refuses; imports are by our rank."""
-
-    exported: list[BlocksetReport] = []
-    imported: dict[int, list[BlocksetReport]] = {}
-    refused: list[RefusedBlockset] = []
 
 
 class AgentSharing:
@@ -133,12 +105,7 @@ class AgentSharing:
 
     def report(self) -> SharingReport:
         """Return the blocksets. O(imports)."""
-        exports = (decode(each, BlocksetExport) for each in self._exports().values())
-        imported = {
-            rank.dp_rank: [_report(each.export) for each in sharing.imported]
-            for rank, sharing in self.ranks.items()
-        }
-        return SharingReport([_report(each) for each in exports], imported, self.peers.refused)
+        return sharing_report(self.ranks, self._exports().values(), self.peers.imports)
 
     async def source(
         self, hint: BlockSource, rank: Rank, listed: BlockDescriptorList | None = None
@@ -205,19 +172,6 @@ class _Connecting:
         """Return a client for the blocks of another rank."""
         client = self._sharing.client(rank.worker_id, addresses, self._timeout_s)
         return PeerTier(f"worker {rank}", client)
-
-
-def _report(export: BlocksetExport) -> BlocksetReport:
-    sets = {
-        index: SetReport(
-            each.layout_config.num_blocks,
-            each.layout_config.block_bytes,
-            each.layout_type_details.kind.value,
-            is_readable(each),
-        )
-        for index, each in export.block_sets.items()
-    }
-    return BlocksetReport(export.worker_id, export.dp_rank, export.epoch, export.addresses, sets)
 
 
 def _sharing_config(config: ReferenceConfig, epoch: int, index: int, rank: Rank) -> SharingConfig:

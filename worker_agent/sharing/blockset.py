@@ -22,6 +22,7 @@ from worker_agent.blocks.handles import Handle, MutableBlocks
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.descriptor import LayoutDescriptor
 from worker_agent.sharing.errors import BlocksetError
+from worker_agent.sharing.reports import BlocksetReport, SetReport
 from worker_agent.transfer.errors import TransferError
 
 T = TypeVar("T", bound=Struct)
@@ -175,7 +176,7 @@ class RemoteBlocksets:
             reason = "cannot import blockset from self"
             raise BlocksetError("worker_id", reason, "another worker's", rule="import_from_self")
         if export.fingerprint != self._fingerprint:
-            allowed = f"{self._fingerprint:x}, as ours: the same model, seed and kv_page"
+            allowed = f"{self._fingerprint:x}, as ours: the same model, weights, kv_page and ranks"
             reason = f"{export.fingerprint:x}, of another model, or of blocks in another order"
             raise BlocksetError("fingerprint", reason, allowed, rule="other_model")
         for index, described in export.block_sets.items():
@@ -253,6 +254,20 @@ def decode(data: bytes, kind: type[T]) -> T:
     except (*UNREADABLE, KvRouterError) as error:
         allowed = f"JSON of a {kind.__name__}"
         raise BlocksetError("bytes", str(error), allowed, rule="serialization_error") from error
+
+
+def report_of(export: BlocksetExport) -> BlocksetReport:
+    """Return what an agent shows of an export."""
+    sets = {
+        index: SetReport(
+            each.layout_config.num_blocks,
+            each.layout_config.block_bytes,
+            each.layout_type_details.kind.value,
+            is_readable(each),
+        )
+        for index, each in export.block_sets.items()
+    }
+    return BlocksetReport(export.worker_id, export.dp_rank, export.epoch, export.addresses, sets)
 
 
 def _content(config: LayoutConfig) -> tuple[int, ...]:

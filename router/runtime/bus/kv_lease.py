@@ -73,6 +73,13 @@ class KvLease:
     async def claim(self, value: bytes) -> None:
         """Write the key. Raises LogConflictError if another process wrote it since `look`."""
         await self._write(value)
+        self._value = value
+
+    def change(self, value: bytes) -> None:
+        """Write another value at once, and from then on, once the key is claimed."""
+        assert self._value is not None, "claimed first"
+        self._value = value
+        self.renew_soon()
 
     async def verify(self) -> None:
         """Check that the key has no other owner. Raises TwinError."""
@@ -136,7 +143,6 @@ class KvLease:
     async def _write(self, value: bytes) -> None:
         headers = {} if self._ttl_s is None else {api.Header.MSG_TTL.value: str(self._ttl_s)}
         self._revision = await self._publish(value, headers)
-        self._value = value
 
     async def _publish(self, value: bytes, headers: dict[str, str]) -> int:
         headers[api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = str(self._revision)

@@ -64,6 +64,7 @@ class Halves:
     """One worker, stepped as vLLM does, in inference mode, as vLLM is."""
 
     def __init__(self, settings=SETTINGS, facts=FACTS):
+        self.settings = settings
         self.scheduler = SchedulerSide(settings, facts)
         self.caches = {f"layer.{i}": torch.zeros(NUM_BLOCKS, 2, BLOCK_SIZE, 3) for i in range(2)}
         shared = {f"window.{i}": self.caches[f"layer.{i}"] for i in range(len(facts.groups) - 1)}

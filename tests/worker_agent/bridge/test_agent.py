@@ -21,7 +21,7 @@ from router.protocol.ranges import RangeRequest, decode_range_answer, encode_ran
 from router.protocol.subjects import Subjects
 from router.protocol.values import SCHEME, Identity, Rank, Tier
 from router.runtime.bus.errors import TwinError
-from support.blocks.vllm_halves import computed
+from support.blocks.vllm_halves import Halves, computed
 from support.engines.engines import names
 from support.engines.metrics_server import MetricsServer, vllm_metrics
 from support.engines.trtllm_server import TrtllmServer
@@ -601,7 +601,7 @@ async def test_engines_find_each_other_by_announcement_and_agents_forward_comman
     key.chmod(0o600)
     async with (
         tiered(nats_server.url, tmp_path, str(key), 7) as (giver, holding),
-        tiered(nats_server.url, tmp_path, str(key), 8) as (_, asking),
+        tiered(nats_server.url, tmp_path, str(key), 8) as (other, asking),
     ):
         await asyncio.to_thread(looked_up, holding, "a")
         computed(holding)
@@ -611,6 +611,12 @@ async def test_engines_find_each_other_by_announcement_and_agents_forward_comman
             return looked_up(asking, next(keys)) == 8
 
         await eventually(lambda: asyncio.to_thread(is_found))
+
+        await eventually(lambda: imported_is(other, [7]))
+        [ours] = (await blocksets(giver))["exported"]
+        [theirs] = (await blocksets(other))["imported"]["0"]
+        assert theirs == ours
+        assert ours["sets"]["0"]["num_blocks"] == 32
 
         [tier] = (await giver.client.get("/tiers")).json()["tiers"]
         assert (tier["level"], tier["inactive_blocks"]) == ("G2", 2)
@@ -624,6 +630,43 @@ async def test_engines_find_each_other_by_announcement_and_agents_forward_comman
         holding.worker.close()
         assert (await giver.client.get("/tiers")).status_code == 503
         await eventually(lambda: is_degraded(giver, "its tiers are unknown"))
+
+
+async def blocksets(bridge):
+    return (await bridge.client.get("/blocksets")).json()
+
+
+async def imported_is(bridge, workers):
+    found = (await blocksets(bridge))["imported"]["0"]
+    return [each["worker_id"] for each in found] == workers
+
+
+async def test_blockset_of_the_engines_next_process_is_announced_in_place(
+    nats_server, tmp_path, monkeypatch, bus
+):
+    monkeypatch.setattr(engine_tiers, "INTERVAL_S", 0.05)
+    key = tmp_path / "key"
+    key.write_bytes(base64.b64encode(secrets.token_bytes(32)))
+    key.chmod(0o600)
+    async with tiered(nats_server.url, tmp_path, str(key), 7) as (_, first):
+
+        async def blockset():
+            worker = await announced(bus)
+            assert worker is not None, "it is not withdrawn"
+            return worker.blocksets.get(0)
+
+        before = await eventually(blockset)
+        assert (before["worker_id"], before["addresses"]) == (
+            7, (await announced(bus)).block_addresses[0]
+        )  # fmt: skip
+        first.worker.close()
+        with closing(Halves(first.settings)) as second:
+            second.started()
+
+            async def is_later():
+                return (await blockset())["epoch"] > before["epoch"]
+
+            await eventually(is_later)
 
 
 async def is_exposed(bridge, line):

@@ -1,23 +1,28 @@
 """Commands from an agent to the tiers in an engine's process, over real sockets."""
 
+import asyncio
 import json
 import socket
+from contextlib import suppress
 
 import pytest
 from msgspec.structs import replace
 
 from router.errors import ConfigError, InvalidFieldError
 from support.blocks.vllm_halves import FACTS, Halves, computed
-from support.processes.servers import free_port
+from support.processes.servers import eventually, free_port
 from worker_agent.blocks.names import CacheLevel
+from worker_agent.bridge import engine_tiers
 from worker_agent.bridge.engine_tiers import EngineTiers, EngineTiersError
 from worker_agent.connector.vllm_parts.settings import connector_settings
 from worker_agent.operations.messages import (
+    AnnouncedBlockset,
     ResetAll,
     ResetBlocks,
     ResetPool,
     StatusQuery,
 )
+from worker_agent.sharing.reports import SharingReport
 
 G2, G3 = CacheLevel.G2, CacheLevel.G3
 
@@ -84,7 +89,8 @@ async def test_what_the_engine_refuses_has_its_status_and_reason(engine, at):
     with pytest.raises(InvalidFieldError, match="dp_rank: 3"):
         await tiers.answer(StatusQuery(dp_rank=3))
     with pytest.raises(EngineTiersError, match="nothing is shared here"):
-        await tiers.name_peers(0, ["tcp://a:1"])
+        await tiers.name_peers(0, [AnnouncedBlockset("tcp://a:1", 8, 0, {})])
+    assert (await tiers.sharing()) == SharingReport()
     with pytest.raises(EngineTiersError) as unreachable:
         await EngineTiers(7, {0: ["tcp://127.0.0.1:1"]}).answer(StatusQuery())
     assert unreachable.value.http_status == 503
@@ -99,6 +105,46 @@ def test_a_line_that_is_no_command_is_refused(engine, at, line):
         assert refusal["code"] == "invalid_field"
         client.sendall(b'{"method": "tiers_status"}\n')
         assert json.loads(answers.readline())["reply"]["tiers"]
+
+
+class EarlierConnector:
+    """One that knows tiers and addresses, but no blocksets; it refuses what it does not know."""
+
+    def __init__(self):
+        self.named = []
+
+    async def serve(self, reader, writer):
+        command = json.loads(await reader.readline())
+        refusal = {"reason": "command: unknown", "code": "invalid_field", "status": 400}
+        answer = {"refusal": refusal}
+        if command["method"] == "tiers_status":
+            answer = {"reply": {"worker_id": 7, "tiers": [], "advice": []}}
+        elif command["method"] == "name_peers" and command.keys() == {"method", "addresses"}:
+            self.named.append(command["addresses"])
+            answer = {"reply": None}
+        writer.write(json.dumps(answer).encode() + b"\n")
+        writer.close()
+
+
+async def test_an_earlier_connector_is_told_addresses_only(tmp_path, at, monkeypatch):
+    monkeypatch.setattr(engine_tiers, "INTERVAL_S", 0.01)
+    earlier = EarlierConnector()
+    tiers = EngineTiers(7, {0: [at]}, {0: "tcp://a:1"})
+    peer = AnnouncedBlockset("tcp://b:1", 8, 0, {"worker_id": 8})
+    async with await asyncio.start_unix_server(earlier.serve, at.removeprefix("unix://")):
+        asking = asyncio.create_task(tiers.run())
+
+        async def is_named():
+            with suppress(EngineTiersError):
+                await tiers.name_peers(0, [peer])
+            return earlier.named
+
+        await eventually(is_named)
+        failures = tiers.failures
+        await tiers.name_peers(0, [peer])
+        assert earlier.named == [["tcp://b:1"]] * 2
+        assert (tiers.failures, tiers.problem, tiers.blocksets) == (failures, None, {})
+        asking.cancel()
 
 
 async def test_idle_connections_keep_no_agent_out(engine, at):

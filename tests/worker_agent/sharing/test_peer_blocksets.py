@@ -58,7 +58,7 @@ class World:
 
     @property
     def refused(self):
-        return sorted(each.reason.partition(":")[0] for each in self.peers.refused)
+        return sorted(each.reason.partition(":")[0] for each in self.peers.imports.refused)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ async def test_blocksets_follow_announcements(world, owner):
     await world.until(epochs={THEIRS: 2}, refused=[])
     await lease.withdraw()
     await world.until(epochs={})
-    assert world.peers.refusals == 1
+    assert world.peers.imports.refusals == 1
     first.close(60)
     second.close(60)
 
@@ -113,6 +113,6 @@ async def test_useless_blocksets_are_refused_with_the_reason(world, owner):
     await world.announce(sharing, 6, model_name="another")
     await world.announce(sharing, 7, blocksets={0: {"worker_id": 7}})
     await world.until(epochs={}, refused=["bytes", "fingerprint", "worker_id"])
-    assert world.peers.refusals == 3
+    assert world.peers.imports.refusals == 3
     sharing.close(60)
     other.close(60)

@@ -1,5 +1,8 @@
 """The sharing of a worker's host blocks with other engines, and the search for theirs.
 
+agent   BlocksetsQuery ─▶ our export, to be announced
+        NamePeers ─▶ BlocksetImports: blocks like ours?  ─▶ PeerFinder asks them, or not
+
 ours    WorkerSide ─▶ PeerFinder: at which peer?  ─▶ TierStack.load(source) ─▶ PeerTier ─▶ rows
 theirs  PeerServer ◀─ Find, GetNamed: blocks of the host tier, by name
 """
@@ -8,8 +11,10 @@ import time
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
+from threading import Lock
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Struct
 
 from router.errors import ConfigError, InvalidFieldError
@@ -20,12 +25,24 @@ from worker_agent.connector.vllm_parts.settings import MAX_PEERS, ConnectorSetti
 from worker_agent.manager.config import CacheModel
 from worker_agent.manager.manager import KvBlockManager
 from worker_agent.manager.settings import derived_secret
+from worker_agent.operations.messages import (
+    BlocksetsQuery,
+    NamePeers,
+    PeerCommand,
+    PeersNamed,
+)
 from worker_agent.sharing.errors import PeerError
 from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.sharing.peer_finder import FIND_S, PeerFinder
 from worker_agent.sharing.peer_server import PeerCounters
 from worker_agent.sharing.peer_tier import PeerTier
-from worker_agent.sharing.sharing import BlockSharing, SharingConfig
+from worker_agent.sharing.reports import RankBlocksets
+from worker_agent.sharing.sharing import (
+    BlocksetImports,
+    BlockSharing,
+    SharingConfig,
+    sharing_report,
+)
 from worker_agent.tiers.offload_lane import EdgeCounters
 
 CLOSE_TIMEOUT_S = 5.0
@@ -50,7 +67,10 @@ class PeerSharing:
     blocks differ in anything but the tokens cannot connect.
     """
 
-    __slots__ = ("_given", "_load_timeout_s", "_rank", "_token", "finder", "sharing")
+    __slots__ = (
+        "_given", "_gives", "_imports", "_load_timeout_s", "_lock", "_rank", "_token", "finder",
+        "sharing",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -77,6 +97,10 @@ class PeerSharing:
             raise ConfigError("share_listen", str(error), "an address to listen at") from error
         self._rank = facts.rank
         self._given = addresses
+        self._gives = bool(listen)
+        self._imports = BlocksetImports({self.sharing.rank: self.sharing})
+        self._lock = Lock()
+        """Of the imports; commands come from any thread."""
         self.finder = PeerFinder(addresses, self._asking)
         if settings.finds_peers:
             manager.stack.connect_peers(self._loading)
@@ -86,21 +110,55 @@ class PeerSharing:
         """The counters since the start."""
         return PeerCounts(self.sharing.pulled, self.sharing.counters, self.finder.unanswered)
 
-    def name(self, addresses: Sequence[str]) -> None:
-        """Look for blocks at these engines beside those given. Any thread may call it.
-
-        `addresses`: of the engines' first workers. Raises InvalidFieldError.
-        """
-        try:
-            found = [rank_address("addresses", each, self._rank) for each in addresses]
-        except ConfigError as error:
-            raise InvalidFieldError("addresses", error.reason, error.allowed) from error
-        self.finder.use([*self._given, *found][:MAX_PEERS])
+    def answer(self, command: PeerCommand) -> PeersNamed | RankBlocksets:
+        """Execute a command about other engines, on any thread. Raises InvalidFieldError."""
+        with self._lock:
+            match command:
+                case NamePeers():
+                    return self._named(command)
+                case BlocksetsQuery():
+                    return self._blocksets(command.addresses)
 
     def close(self) -> None:
         """Stop sharing; calling it again has no effect."""
         self.finder.close()
         self.sharing.close(CLOSE_TIMEOUT_S)
+
+    def _named(self, command: NamePeers) -> PeersNamed:
+        """Look for blocks at these engines beside those given, and not at those left out.
+
+        One that announces a useful blockset is asked, whatever else is announced for its address,
+        as by an agent that was killed.
+        """
+        announced = {Rank(each.worker_id, each.dp_rank): each for each in command.blocksets}
+        self._imports.keep(announced.keys())
+        refused, useful = dict.fromkeys(command.left_out), set()
+        for rank, each in announced.items():
+            if self._imports.take(rank, each.blockset) is None:
+                useful.add(each.address)
+            else:
+                refused[each.address] = None
+        left_out = [each for each in refused if each not in useful]
+        found = map(self._ours_of, command.addresses)
+        no_peers = set(map(self._ours_of, left_out))
+        peers = [each for each in (*self._given, *found) if each not in no_peers]
+        self.finder.use(peers[:MAX_PEERS])
+        return PeersNamed(left_out)
+
+    def _ours_of(self, address: str) -> str:
+        """Return where an engine's worker of our rank listens, of the address of its first."""
+        try:
+            return rank_address("addresses", address, self._rank)
+        except ConfigError as error:
+            raise InvalidFieldError("addresses", error.reason, error.allowed) from error
+
+    def _blocksets(self, addresses: Sequence[str]) -> RankBlocksets:
+        ranks = {self.sharing.rank: self.sharing}
+        if not self._gives:
+            return RankBlocksets(None, sharing_report(ranks, (), self._imports))
+        export = self.sharing.export_local_blockset(addresses or None)
+        report = sharing_report(ranks, [export], self._imports)
+        return RankBlocksets(msgspec.json.decode(export), report)
 
     def _asking(self, address: str) -> PeerClient:
         return PeerClient(address, None, self._token, timeout_s=FIND_S)

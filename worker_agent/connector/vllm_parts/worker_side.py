@@ -40,8 +40,10 @@ from worker_agent.layout.groups import LayoutGroup
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.manager.control import ControlledRank, TierControl
 from worker_agent.manager.manager import KvBlockManager
+from worker_agent.operations.messages import BlocksetsQuery, PeerCommand, PeersNamed
 from worker_agent.sharing.errors import PeerError
 from worker_agent.sharing.peer_finder import PeerFinder
+from worker_agent.sharing.reports import RankBlocksets
 from worker_agent.tiers.stack import TierStack
 from worker_agent.transfer.block_tier import BlockTier
 
@@ -255,15 +257,17 @@ class WorkerSide:
         ranks = {facts.dp_rank: ControlledRank(self.manager, _not_awaited)}
         control = TierControl(settings.worker.id, HashKeying(settings.block_keys.read()), ranks)
         try:
-            return ControlSocket(address, control, self._name_peers)
+            return ControlSocket(address, control, self._answer_peers)
         except PeerError as error:
             raise ConfigError("control_listen", str(error), "an address to listen at") from error
 
-    def _name_peers(self, addresses: Sequence[str]) -> None:
-        """Look for blocks at these engines, too. Raises InvalidFieldError."""
-        if self._peers is None:
-            raise InvalidFieldError("addresses", "nothing is shared here", "with share_listen")
-        self._peers.name(addresses)
+    def _answer_peers(self, command: PeerCommand) -> PeersNamed | RankBlocksets:
+        """Execute a command about other engines. Raises InvalidFieldError."""
+        if self._peers is not None:
+            return self._peers.answer(command)
+        if isinstance(command, BlocksetsQuery):
+            return RankBlocksets()
+        raise InvalidFieldError("addresses", "nothing is shared here", "with share_listen")
 
     def void(self, message: bytes) -> None:
         """Give up transfers before the engine overwrites their blocks; may be repeated."""

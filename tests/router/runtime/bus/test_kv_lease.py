@@ -12,7 +12,7 @@ from router.protocol.subjects import Subjects
 from router.runtime.bus import kv_lease as module
 from router.runtime.bus.errors import LogConflictError, TwinError
 from router.runtime.bus.kv_lease import KvLease
-from support.processes.servers import equals
+from support.processes.servers import equals, eventually
 
 SUBJECTS = Subjects("test")
 
@@ -59,6 +59,17 @@ async def test_concurrent_claims_have_one_winner(bus):
     with pytest.raises(LogConflictError):
         await second.claim(value(2))
     assert await stored(bus) == value(1)
+
+
+async def test_a_changed_value_is_written_at_once_and_kept(bus, monkeypatch):
+    monkeypatch.setattr(module, "RENEW_S", 60.0)
+    ours = await claimed(bus, 1)
+    renewing = asyncio.create_task(ours.run())
+    changed = msgspec.json.encode({"incarnation": 1, "more": 2})
+    ours.change(changed)
+    await eventually(lambda: equals(stored(bus), changed))
+    await ours.verify()
+    renewing.cancel()
 
 
 async def test_replaced_owner_raises_twin_error(bus, monkeypatch):

@@ -2,11 +2,12 @@
 right bytes, or is told which blocks to compute, and waits for a bounded time.
 """
 
+import asyncio
 import base64
 import secrets
 import socket
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from threading import Event, Thread
 
 import pytest
@@ -22,11 +23,12 @@ from support.blocks.vllm_halves import (
     computed,
     hybrid_computed,
 )
-from support.processes.servers import free_port, until
-from worker_agent.bridge.engine_tiers import EngineTiers, EngineTiersError
+from support.processes.servers import eventually, free_port, until
+from worker_agent.bridge.engine_tiers import MAX_BLOCKSET_BYTES, EngineTiers, EngineTiersError
 from worker_agent.connector.vllm_parts.remote_lookups import LOOK_S
 from worker_agent.connector.vllm_parts.scheduler_side import START_S
 from worker_agent.connector.vllm_parts.settings import connector_settings
+from worker_agent.operations.messages import AnnouncedBlockset
 from worker_agent.sharing.peer_finder import FIND_S
 
 TOKENS = list(range(10))
@@ -291,10 +293,140 @@ async def test_peers_named_by_the_agent_are_asked_until_it_names_others(key, tmp
         finish(here, "b")
         tiers = EngineTiers(8, {0: [control]})
         with pytest.raises(EngineTiersError, match="is no address"):
-            await tiers.name_peers(0, ["http://a"])
-        await tiers.name_peers(0, [address])
+            await tiers.name_peers(0, [AnnouncedBlockset("http://a", 9, 0, {})])
+        await tiers.name_peers(0, [AnnouncedBlockset(address, 9, 0, {})])
         assert matched(here, request) == 8
         assert not load(here, request, [[7, 9]])
         finish(here, "b")
         await tiers.name_peers(0, [])
         assert matched(here, request) == 0
+
+
+# ── Blocksets ────────────────────────────────────────────────────────────────────────────────────
+
+
+@asynccontextmanager
+async def sharing(key, folder, worker_id, facts=FACTS, **said):
+    """An engine that shares blocks, and its agent's way to it, which knows its blockset."""
+    control, address = f"unix://{folder}/{worker_id}", f"tcp://127.0.0.1:{free_port()}"
+    where = {"share_listen": address, "control_listen": control, "worker_id": worker_id}
+    with opened(key, facts, **{**where, **said}) as halves:
+        tiers = EngineTiers(worker_id, {0: [control]}, {0: "tcp://reached.as:7700"})
+        asking = asyncio.create_task(tiers.run())
+        await eventually(lambda: tiers.blocksets)
+        asking.cancel()
+        yield halves, tiers
+
+
+async def blockset_of(key, folder, worker_id, facts=FACTS):
+    async with sharing(key, folder, worker_id, facts) as (_, tiers):
+        return tiers.blocksets[0]
+
+
+@contextmanager
+def listening():
+    """A peer that only listens, and whether it is connected."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield "tcp://{}:{}".format(*listener.getsockname()), lambda: has_come(listener)
+
+
+def has_come(listener):
+    listener.settimeout(0)
+    with suppress(BlockingIOError):
+        listener.accept()[0].close()
+        return True
+    return False
+
+
+def reasons(report):
+    return [(each.worker_id, each.reason.partition(":")[0]) for each in report.refused]
+
+
+async def test_an_engine_exports_its_tiers_as_reached_by_others(key, tmp_path):
+    disk = {"disk_cache_blocks": 16, "disk_cache_dir": str(tmp_path)}
+    async with sharing(key, tmp_path, 7, **disk) as (_, tiers):
+        [ours] = (await tiers.sharing()).exported
+    assert (ours.worker_id, ours.dp_rank, ours.addresses) == (7, 0, ["tcp://reached.as:7700"])
+    assert [(each.num_blocks, each.is_readable) for each in ours.sets.values()] == [
+        (32, True), (16, False)
+    ]  # fmt: skip
+
+
+async def test_an_announced_blockset_like_ours_is_imported_and_its_engine_asked(key, tmp_path):
+    async with sharing(key, tmp_path, 7) as (halves, tiers):
+        theirs = await blockset_of(key, tmp_path, 8)
+        former = await blockset_of(key, tmp_path, 9, replace(FACTS, model="before"))
+        with listening() as (address, is_connected):
+            peers = (9, former), (8, theirs)
+            await tiers.name_peers(0, [AnnouncedBlockset(address, n, 0, each) for n, each in peers])
+            halves.scheduler.begin(Request("a", TOKENS))
+            halves.scheduler.matched("a", 0, 0.0)
+            halves.step()
+            until(is_connected)
+        report = await tiers.sharing()
+        assert [each.worker_id for each in report.imported[0]] == [8]
+        assert reasons(report) == [(9, "fingerprint")]
+        await tiers.name_peers(0, [])
+        assert (await tiers.sharing()).imported == {0: []}
+
+
+@pytest.mark.parametrize(
+    ("facts", "changed", "reason"),
+    [
+        (replace(FACTS, model="other"), {}, "fingerprint"),
+        (replace(FACTS, num_ranks=2), {}, "fingerprint"),
+        (FACTS, {"dp_rank": 3}, "worker_id"),
+        (FACTS, {"epoch": 5}, "epoch"),
+        (FACTS, {"block_sets": {"1": {}}}, "bytes"),
+        (FACTS, {"addresses": ["x" * MAX_BLOCKSET_BYTES]}, "bytes"),
+    ],
+    ids=["model", "ranks", "rank", "epoch", "no blockset", "size"],
+)
+async def test_an_engine_with_another_blockset_is_not_connected(
+    key, tmp_path, facts, changed, reason
+):
+    async with sharing(key, tmp_path, 7) as (halves, tiers):
+        theirs = await blockset_of(key, tmp_path, 8, facts)
+        if "epoch" in changed:  # of the process before
+            await tiers.name_peers(0, [AnnouncedBlockset("tcp://127.0.0.1:1", 8, 0, theirs)])
+        with listening() as (address, is_connected):
+            await tiers.name_peers(0, [AnnouncedBlockset(address, 8, 0, {**theirs, **changed})])
+            assert matched(halves, Request("a", TOKENS)) == 0
+            assert not is_connected()
+        report = await tiers.sharing()
+        assert (reasons(report), report.imported) == ([(8, reason)], {0: []})
+
+
+async def test_what_the_first_worker_refuses_no_worker_asks(key, tmp_path):
+    """A blockset is of the first worker's part of each block; the others have no like of it."""
+    both = [replace(FACTS, num_ranks=2, rank=rank) for rank in range(2)]
+    other, control = await blockset_of(key, tmp_path, 8), f"unix://{tmp_path}/both"
+    shared = {
+        "host_cache_blocks": 32, "block_key_file": key, "share_peers": f"unix://{tmp_path}/peer",
+        "share_listen": f"unix://{tmp_path}/kv", "control_listen": control, "worker_id": 7,
+    }  # fmt: skip
+    with ExitStack() as stack:
+        peers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in both]
+        for peer, name in zip(peers, ("peer", "peer-1"), strict=True):
+            peer.bind(f"{tmp_path}/{name}")
+            peer.listen()
+        halves = [Halves(connector_settings(shared), facts) for facts in both]
+        for each in halves:
+            stack.callback(each.worker.close)
+        tiers = EngineTiers(7, {0: [control, f"{control}-1"]})
+        announced = AnnouncedBlockset(f"unix://{tmp_path}/peer", 8, 0, other)
+        await tiers.name_peers(0, [announced])
+        for each in halves:
+            each.scheduler.begin(Request("a", TOKENS))
+            for now_s in (0.0, START_S):
+                each.scheduler.matched("a", 0, now_s)
+            each.step()
+        assert not any(map(has_come, peers))
+        assert reasons(await tiers.sharing()) == [(8, "fingerprint")]
+        await tiers.name_peers(0, [])
+        for each in halves:
+            each.scheduler.begin(Request("b", TOKENS))
+            each.scheduler.matched("b", 0, START_S)
+            each.step()
+        for peer in peers:  # named in `share_peers`, and not refused any more
+            until(lambda peer=peer: has_come(peer))
