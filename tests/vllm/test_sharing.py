@@ -3,12 +3,17 @@
 import asyncio
 import base64
 import secrets
+from contextlib import AsyncExitStack
 from random import Random
+from typing import NamedTuple
 
 import pytest
 
+from router.protocol.catalogue import decode_worker
+from router.protocol.subjects import Subjects
 from router.runtime.process.settings import id_of_name
 from support.engines.tiny_llama import write_tiny_llama
+from support.fleets.bridges import RunningBridge, ready
 from support.processes.servers import eventually, free_port
 from support.vllm.vllm_engines import BLOCK_SIZE, NUM_BLOCKS, VllmEngine
 from support.vllm.vllm_stepped import transfer_config
@@ -18,6 +23,19 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 NUM_PROMPTS = 100
 AT_ONCE = 4
 MAX_TOKENS = 8
+SUBJECTS = Subjects("test")
+
+
+class Beside(NamedTuple):
+    """What an agent has to know of an engine."""
+
+    endpoint: str
+    replay_endpoint: str
+    url: str
+
+    @classmethod
+    def of(cls, engine):
+        return cls(engine.events, engine.replay, f"{engine.url}/metrics")
 
 
 def prompts():
@@ -148,3 +166,51 @@ async def swapped(engines, halves, right):
 
 async def has_stored(engine, blocks):
     return await engine.metric("vllm:kv_router_stored_blocks_total", 'tier="host"') >= blocks
+
+
+async def test_engines_announce_their_blocksets_and_find_each_other_by_them(
+    model, vllm_python, tmp_path, key_file, nats_server, bus
+):
+    """The agents beside them show what is exported and imported; one loads what the other holds."""
+    engines, bridges = {}, {}
+    async with AsyncExitStack() as stack:
+        for number, name in enumerate("ab", 1):
+            shared = {
+                "worker_id": number,
+                "block_key_file": key_file,
+                "share_listen": f"tcp://127.0.0.1:{free_port()}",
+                "control_listen": f"unix://{tmp_path}/{name}.control",
+            }
+            transfer = transfer_config({**shared, "host_cache_blocks": 256})
+            engine = VllmEngine(vllm_python, model, tmp_path, name, transfer=transfer)
+            stack.callback(engine.kill)
+            engine.start()
+            engines[name] = engine
+            beside = Beside.of(engine)
+            bridges[name] = RunningBridge(
+                nats_server.url, beside, beside, topic="", name=name, **shared
+            )
+        for engine in engines.values():
+            engine.wait()
+        for bridge in bridges.values():
+            await stack.enter_async_context(ready(bridge))
+
+        async def has_imported(name, other):
+            report = (await bridges[name].client.get("/blocksets")).json()
+            return [each["worker_id"] for each in report["imported"]["0"]] == [other] and report
+
+        reports = await eventually(lambda: has_imported("a", 2), 60.0)
+        theirs = await eventually(lambda: has_imported("b", 1), 60.0)
+        assert theirs["imported"]["0"] == reports["exported"]
+        assert reports["exported"][0]["sets"]["0"]["num_blocks"] == 256
+        message = await bus.js.get_last_msg(SUBJECTS.bucket_stream, SUBJECTS.key("worker.1"))
+        assert decode_worker(message.data).blocksets[0]["worker_id"] == 1
+
+        wanted = prompts()[:10]
+        first = await asked(engines["a"], wanted)
+        blocks = sum(map(whole, wanted)) // BLOCK_SIZE
+        await eventually(lambda: has_stored(engines["a"], blocks))
+        second = await asked(engines["b"], wanted)
+        assert tokens(second) == tokens(first)
+        assert [each.cached_tokens for each in second] == list(map(whole, wanted))
+        assert await engines["b"].metric("vllm:kv_router_pulled_blocks_total") == blocks
