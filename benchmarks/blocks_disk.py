@@ -21,7 +21,7 @@ BATCH = 16
 
 
 class DiskWorld:
-    """So many blocks in a file of `directory`."""
+    """Return a store of blocks in a file of `directory`."""
 
     def __init__(self, directory: Path, blocks: int) -> None:
         self.size_bytes = blocks * BLOCK_BYTES

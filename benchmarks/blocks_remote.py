@@ -24,7 +24,7 @@ BLOCK_BYTES = 256 * 1024
 
 
 class RemoteWorld:
-    """A server, and so many blocks."""
+    """A server, and blocks."""
 
     def __init__(self, blocks: int) -> None:
         self.size_bytes = blocks * BLOCK_BYTES
@@ -51,7 +51,7 @@ class RemoteWorld:
         return RemoteTier(storage, settings, secret=secret, io=io)
 
     def emptied(self, side: Callable[[int], int]) -> Callable[[int], int]:
-        """The same, but values of earlier rounds are in nobody's way."""
+        """The same, but values of earlier rounds are removed from the way."""
 
         def after(number: int) -> int:
             self._client.flushall()

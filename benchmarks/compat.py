@@ -68,7 +68,7 @@ class Script:
 
 
 class Engine:
-    """An engine as far as a service hears it: block events over ZMQ."""
+    """An engine as a service sees it: block events over ZMQ."""
 
     def __init__(self) -> None:
         self._socket = zmq.Context.instance().socket(zmq.PUB)
@@ -171,7 +171,7 @@ def _workers(script: Script, endpoints: list[str]) -> None:
 
 
 def _receive(script: Script, engine: Engine) -> None:
-    """Publish until the service has heard; a subscriber that comes late misses what was said."""
+    """Publish until the service has received it; a late subscriber misses what was published."""
 
     def held(said: Any) -> bool:
         return bool(said["workers"][0]["device_blocks"] == 10)

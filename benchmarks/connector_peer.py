@@ -36,7 +36,7 @@ WORKER_ID = 1
 
 
 class PeerWorld:
-    """A process that has so many blocks of 2 MiB, and room for them here."""
+    """A process that has blocks of 2 MiB, and room for them here."""
 
     def __init__(self, blocks: int) -> None:
         self.size_bytes = blocks * BLOCK_BYTES

@@ -2,7 +2,7 @@
 
     python benchmarks/dashboard.py [--quick] [--json] [--only 16,100,1000,4000] [--write]
 
-A core with so many workers, all of which change each second, and four decisions a second that are
+A core with workers, all of which change each second, and four decisions a second that are
 explained; in one process, without a network. Medians of the frames after the first two; the first
 one has the whole state.
 """

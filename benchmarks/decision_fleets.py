@@ -87,7 +87,7 @@ class World:
         return self._random.integers(0, 100_000, tokens, dtype=np.uint32)
 
     def new_prompt(self) -> Tokens:
-        """The prompt up to its last quarter, which is new, so that nobody has hashed it before."""
+        """The prompt up to its last quarter, which is new, so that it was not hashed before."""
         tokens = self.shape.prompt_tokens
         kept = tokens * 3 // 4
         return np.concatenate([self.prompt[:kept], self.new_tokens(tokens - kept)])
@@ -203,7 +203,7 @@ class PeerFleet:
     def hashed_times(
         self, prompts: Sequence[Hashed], at_once: int
     ) -> tuple[CallTimes, list[Answer]]:
-        """Nanoseconds of a choice, of so many that are awaited together, and the answers."""
+        """Return nanoseconds of a choice, `at_once` of them awaited together, and the answers."""
         return self._loop.run_until_complete(self._hashed_times(prompts, at_once))
 
     async def _hashed_times(
@@ -254,7 +254,7 @@ class PeerFleet:
         for worker_id in range(world.shape.workers):
             await self._service.upsert_worker(_registration(worker_id, world.shape.ranks, sockets))
         for rank, socket in sockets.items():
-            while not socket.poll(0):  # nobody has subscribed yet
+            while not socket.poll(0):  # no subscriber yet
                 await asyncio.sleep(0.01)
             blocks = world.held_blocks[rank]
             if blocks:
@@ -275,7 +275,7 @@ class PeerFleet:
             if seen == world.held_blocks:
                 return
             await asyncio.sleep(0.05)
-        raise TimeoutError("the peer does not hold what it was told")
+        raise TimeoutError("the peer does not hold what was published")
 
     async def _book(self, rank: Rank, tokens: Tokens) -> None:
         booked = {"token_ids": tokens.tolist(), "selection_id": f"booked-{next(self._ids)}"}

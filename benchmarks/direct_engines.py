@@ -19,7 +19,7 @@ START_S = 60.0
 
 @contextmanager
 def running_engines(engines: int, batches: int) -> Iterator[list[tuple[str, str]]]:
-    """Endpoints of so many, for events and for replays."""
+    """Yield the endpoints of `engines` engines, for events and for replays."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     serving = context.Process(target=serve, args=(theirs, engines, batches))
@@ -33,19 +33,19 @@ def running_engines(engines: int, batches: int) -> Iterator[list[tuple[str, str]
         serving.join()
 
 
-def serve(told: Connection, engines: int, batches: int) -> None:
-    """Tell the endpoints, then answer until terminated."""
-    uvloop.run(_serve(told, engines, batches))
+def serve(pipe: Connection, engines: int, batches: int) -> None:
+    """Send the endpoints, then answer until terminated."""
+    uvloop.run(_serve(pipe, engines, batches))
 
 
-async def _serve(told: Connection, engines: int, batches: int) -> None:
+async def _serve(pipe: Connection, engines: int, batches: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 256 + FILES_PER_ENGINE * engines), hard))
     history = payloads(Traffic("", "", batches, 1 << 40))
     with zmq.Context() as context:
         context.set(zmq.MAX_SOCKETS, 2 * engines + 8)
         all_engines = [_IdleEngine(context, history) for _ in range(engines)]
-        told.send([engine.endpoints for engine in all_engines])
+        pipe.send([engine.endpoints for engine in all_engines])
         await asyncio.Event().wait()
 
 

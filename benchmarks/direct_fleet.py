@@ -73,7 +73,7 @@ def _exact(router: DirectRouter) -> set[str]:
 
 
 def _idle(router: DirectRouter, engines: int, idle_s: float) -> tuple[float, float]:
-    """Cores used by an idle fleet while nobody looks; then the part of its ranks that is exact."""
+    """Return cores used by an idle fleet without callers, and the part of its exact ranks."""
     start_s, processor_s = time.monotonic(), router.processor_s
     time.sleep(idle_s)
     cores = (router.processor_s - processor_s) / (time.monotonic() - start_s)

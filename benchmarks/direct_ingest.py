@@ -32,7 +32,7 @@ POLL_S = 0.02
 REPORTED_S = 5.0
 PEER_ROUNDS = 5
 BEYOND_US = 2e6
-"""So many blocks a second are more than is possible."""
+"""Blocks a second, more than is possible."""
 
 
 def ingest_rows(router: DirectRouter, scale: DirectScale) -> list[Row]:

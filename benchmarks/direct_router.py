@@ -22,7 +22,7 @@ _SAMPLE = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
 
 
 def processor_s_of(pid: int) -> float:
-    """Processor time of a process so far, of all its threads, to the nanosecond: /proc tells
+    """Processor time of a process so far, of all its threads, to the nanosecond: /proc has
     hundredths of a second.
     """
     clock = (~pid << 3) | _SCHEDULED  # as clock_getcpuclockid(3) of Linux names it
@@ -45,7 +45,7 @@ class DirectRouter:
     def register(
         self, worker_id: int, events: str, replay: str, block_size: int, num_blocks: int = 0
     ) -> None:
-        """A worker of one rank, with a pool of so many blocks; 0: nobody knows."""
+        """A worker of one rank, with a pool of `blocks` blocks; 0: unknown."""
         body = {
             "worker_id": worker_id,
             "endpoint": f"http://worker-{worker_id}:8000",
@@ -61,7 +61,7 @@ class DirectRouter:
         self.client.delete(f"/workers/{worker_id}").raise_for_status()
 
     def holds(self, worker_id: int, prompt: TokenArray, block_size: int) -> bool:
-        """Is this worker credited with all of a prompt? Asked as whoever places prompts does."""
+        """Return whether this worker is credited with all of a prompt, as a caller would see it."""
         local_hashes = local_block_hashes(prompt, block_size)
         body = {
             "block_hashes": local_hashes.view(np.int64).tolist(),

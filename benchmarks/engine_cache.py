@@ -68,6 +68,8 @@ class Measured:
     def passes(self) -> dict[str, list[Pass]]:
         if not self._passes:
             self._passes = asyncio.run(self._measure())
+        if OURS not in self._passes:
+            raise RuntimeError(f"ours {self.facts[OURS]}")
         return self._passes
 
     async def _measure(self) -> dict[str, list[Pass]]:
@@ -90,14 +92,14 @@ class Measured:
 
     def _is_up(self, side: Side) -> bool:
         """Return whether it caches; note why not, if it ends, or goes on without a cache."""
-        how = "starts, and caches nothing"
+        how, is_ready = "starts, and caches nothing", True
         try:
             side.engine.wait()
         except AssertionError:
-            how = "does not start"
+            how, is_ready = "does not start in time", False
         log = side.engine.log.read_text(errors="replace")
         refusals = [refusal[1] or refusal[2] for refusal in REFUSAL.finditer(log)]
-        if side.engine.is_running and not refusals:
+        if is_ready and side.engine.is_running and not refusals:
             return True
         self.facts[side.name] = f"{how}: {refusals[0] if refusals else 'see its log'}"
         print(f"{side.name}: {self.facts[side.name]}", file=sys.stderr, flush=True)

@@ -54,7 +54,7 @@ class Agent:
             await asyncio.sleep(STORE_S)
 
     def store(self, requests: int) -> None:
-        """Store so many requests."""
+        """Store `requests` requests."""
         for _ in range(requests):
             self._writer.store(REQUEST_BLOCKS)
 

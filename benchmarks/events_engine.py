@@ -15,7 +15,7 @@ BLOCK_SIZE, EVENT_BLOCKS, BATCH_EVENTS = 16, 16, 8
 BATCH_BLOCKS = EVENT_BLOCKS * BATCH_EVENTS
 VOCABULARY = 128_000
 PATH_BATCHES = 4
-"""So many batches continue each other; then another prompt begins."""
+"""Batches of a path; then another prompt begins."""
 
 HIGH_WATER_MARK = 100_000
 IDLE_S = 0.02
@@ -89,8 +89,8 @@ def _removed(name: int) -> dict[str, object]:
 
 
 def run_engine(traffic: Traffic) -> float:
-    """Publish nothings until a reader has settled, then everything at once; until told to stop.
-    When (`time.monotonic`) the first of everything was published.
+    """Publish nothings until a reader has settled, then everything at once, until the stop signal.
+    Returns when (`time.monotonic`) the first of everything was published.
     """
     batches = payloads(traffic)
     with zmq.Context() as context:

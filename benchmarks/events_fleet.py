@@ -16,7 +16,7 @@ POOL_BLOCKS = 2_048
 
 
 class Sent(NamedTuple):
-    """A message of a worker: its last event, and when each request was stored that it tells of."""
+    """A message of a worker: its last event, and when each request that it covers was stored."""
 
     worker_id: int
     event_id: int
@@ -60,7 +60,7 @@ class PacedFleet:
 
 
 class _Agent(NatsTransport):
-    """A worker with its way to the bus, on which it notes what each message tells."""
+    """A worker with its way to the bus, on which it notes what each message covers."""
 
     def __init__(self, bus: Bus, subjects: Subjects, writer: RankWriter) -> None:
         super().__init__(bus, subjects, StreamLimits())

@@ -79,7 +79,7 @@ def running_server() -> Iterator[Server]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port

@@ -111,7 +111,7 @@ class CoreReader:
             await asyncio.sleep(POLL_S)
 
     def require_held(self, blocks: int) -> None:
-        """Raise RuntimeError unless every rank adds up, to so many blocks in all."""
+        """Raise RuntimeError unless every rank adds up, to `blocks` blocks in all."""
         states = self.core.index.rank_states()
         held = sum(sum(state.held.counts) for state in states)
         if (len(states), held) != (self._workers, blocks):

@@ -1,6 +1,6 @@
 """How soon a block that an engine stored is visible in the index of another process.
 
-From the call of `publisher.stored` to the moment when the message that tells of it is applied. All
+From the call of `publisher.stored` to the moment when the message with its event is applied. All
 workers live in one process, each with a publisher of its own, and store requests in turn at a
 steady pace, removing what their full pools have no room for; both processes read CLOCK_MONOTONIC.
 
@@ -110,13 +110,13 @@ def _delays_s(sent: Sequence[Sent], applied: Sequence[Applied]) -> list[float]:
 
 
 def _visible_ns(applied: list[Applied], event_id: int) -> int:
-    """When an event was visible; a checkpoint may have replaced the message that told of it."""
+    """When an event was visible; a checkpoint may have replaced its message."""
     index = bisect_left(applied, event_id, key=lambda each: each.event_id)
     return applied[index].visible_ns
 
 
 def follow(url: str, pace: Pace) -> list[Applied]:
-    """Read until told to stop: when each message was visible."""
+    """Read until the stop signal. Returns when each message was visible."""
     return uvloop.run(_follow(url, pace))
 
 

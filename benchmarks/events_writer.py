@@ -61,13 +61,13 @@ class RankWriter:
 
 
 async def verified() -> None:
-    """Nobody else writes here."""
+    """Do nothing: no other process writes here."""
 
 
 async def write_messages(
     writers: list[RankWriter], transport: Transport, messages: int, requests: int
 ) -> int:
-    """So many messages in all, of so many requests each; how many blocks are held then."""
+    """Write `messages` messages of `requests` requests each. Returns the blocks held then."""
 
     async def write(writer: RankWriter) -> None:
         await writer.flush(transport)

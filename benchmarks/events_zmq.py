@@ -139,7 +139,7 @@ async def _stop(context: Context, traffic: Traffic) -> None:
 
 
 class _Edge:
-    """One rank's feed, and the core that hears of it."""
+    """One rank's feed, and the core that receives it."""
 
     def __init__(self) -> None:
         self._journal = EventJournal(RANK, INCARNATION, IDENTITY)

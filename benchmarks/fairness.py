@@ -60,7 +60,7 @@ def prompt_tokens(rng: Random) -> int:
 
 
 def prompts_per_s(workers: int) -> float:
-    """How many such prompts so many workers compute."""
+    """Return the rate of such prompts that `workers` workers compute."""
     model, rng, step_s = llama_8b(), Random(0), 0.0
     for tokens in (prompt_tokens(rng) for _ in range(2000)):
         step_s += model.base_s * tokens / model.chunk_tokens
@@ -79,7 +79,7 @@ def requests(rng: Random, tenant: str, per_s: float, seconds: float) -> list[Tra
 
 
 def core(threshold: float, rng: Random) -> RouterCore:
-    """Of a router whose requests wait, up to 20 s."""
+    """Return the settings of a router whose requests wait, up to 20 s."""
     config = configured(
         RouterConfig,
         policy="dynamo-1.0",

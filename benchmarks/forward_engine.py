@@ -1,4 +1,4 @@
-"""A trivial engine: it answers at once, or streams so many chunks, one every so often.
+"""A trivial engine: it responds at once, or streams chunks at an interval.
 
     python benchmarks/forward_engine.py PORT CHUNKS INTERVAL_S [TOKENIZER]
 

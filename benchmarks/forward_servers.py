@@ -152,12 +152,12 @@ def until_served(port: int, fields: Mapping[str, object]) -> None:
 
     Raises TimeoutError.
     """
-    deadline_s, told = time.monotonic() + 60.0, ""
+    deadline_s, last = time.monotonic() + 60.0, ""
     while time.monotonic() < deadline_s:
         url = f"http://127.0.0.1:{port}{PATH}"
         answer = httpx.post(url, json={"model": MODEL, **fields}, timeout=60.0)
         if answer.status_code == 200:
             return
-        told = f"{answer.status_code}: {answer.text[:200]}"
+        last = f"{answer.status_code}: {answer.text[:200]}"
         time.sleep(0.2)
-    raise TimeoutError(f"port {port} answers {told}")
+    raise TimeoutError(f"port {port} responds {last}")

@@ -113,7 +113,7 @@ class Writer:
 
 
 class Reader:
-    """Our index, told of the writers' ranks and following their messages into a world's tree."""
+    """Our index, which knows the writers' ranks and follows their messages into a world's tree."""
 
     def __init__(self, world: World, writers: Sequence[Writer]) -> None:
         self._index = TrustedIndex(lambda: world.ours)
@@ -143,7 +143,7 @@ class Stream:
     """Ranks that each store paths of their own; events of all ranks in turn."""
 
     def __init__(self, world: World, worker_ids: Sequence[int], blocks: int) -> None:
-        """About so many blocks in all, in paths of 512 or, where ranks are many, less."""
+        """Make about `blocks` blocks in all, in paths of 512 or, where ranks are many, less."""
         self.writers = [Writer(worker_id) for worker_id in worker_ids]
         length = min(PATH_BLOCKS, blocks // len(worker_ids))
         paths = blocks // length // len(worker_ids)
@@ -152,7 +152,7 @@ class Stream:
         ]
 
     def stored(self, event_blocks: int, message_events: int = 1) -> list[Step]:
-        """Store all paths, in events of so many blocks, and messages of so many events."""
+        """Store all paths, `event_blocks` blocks an event, `message_events` events a message."""
         return _in_turn(
             [
                 list(
@@ -165,7 +165,7 @@ class Stream:
         )
 
     def removed(self, event_blocks: int) -> list[Step]:
-        """Remove all paths, in events of so many blocks."""
+        """Remove all paths, in events of `event_blocks` blocks."""
         return _in_turn(
             [
                 list(concatenated.from_iterable(w.removed(path, event_blocks) for path in own))

@@ -86,14 +86,14 @@ class World:
         lengths: Sequence[int] = FILL_LENGTHS,
         workers: int = FILL_WORKERS,
     ) -> None:
-        """Add about so many blocks: as many in paths of each length, each held by one worker."""
+        """Add about `blocks` blocks: as many in paths of each length, each held by one worker."""
         for length in lengths:
             known = self.paths.setdefault(length, [])
             for number in range(blocks // len(lengths) // length):
                 known.append(self.new_path(length, [number % workers]))
 
     def require_same_answers(self, paths: Iterable[Path]) -> None:
-        """Raise RuntimeError unless both trees say the same of these, and of half of each."""
+        """Raise RuntimeError unless both trees answer the same for these, and of half of each."""
         for path in paths:
             for asked in (path, half_known(self.random, path)):
                 scores = self.ours.find_matches(asked.sequence_hashes)
@@ -104,7 +104,7 @@ class World:
 
 @cache
 def filled_world(blocks: int) -> World:
-    """A world of about so many blocks, made once; add to it only what others may find there."""
+    """Return a world of about `blocks` blocks, made once; others find what is added to it."""
     world = World()
     world.fill(blocks)
     every = [path for paths in world.paths.values() for path in paths]

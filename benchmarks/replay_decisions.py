@@ -1,11 +1,11 @@
 """The policy `dynamo-1.6` on the decisions of NVIDIA's own router, one by one.
 
-Its report says when each request came, had its first token and ended, its log who was chosen and
-what that was said to cost. A core of ours hears the same, at the same moments, decides, and then
+Its report says when each request came, had its first token and ended, its log the chosen
+worker and its cost. A core of ours receives the same, at the same moments, decides, and then
 books what was decided there: so no decision depends on whether the one before it agreed.
 
 Prompts are of whole blocks, because there only these are counted as load, and engines have room for
-all blocks, because nobody tells when which one was evicted.
+all blocks, because no log contains when which one was evicted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ REPORT_S = 1.0
 
 
 class Agreement(Struct):
-    """Of so many decisions: the same worker, or one as good; the same cost, to 1e-6."""
+    """Counts of decisions: the same worker, or one as good; the same cost, to 1e-6."""
 
     decisions: int = 0
     workers: int = 0
@@ -49,7 +49,7 @@ class Agreement(Struct):
 
 
 class Retold:
-    """A core that is told what happened in a run of NVIDIA's."""
+    """A core that receives what happened in a run of NVIDIA's."""
 
     def __init__(self, trace: Trace, workers: int, blocks: int) -> None:
         self._core: RouterCore = named_policy(POLICY, default_settings()).make_core(Random(1))
@@ -76,7 +76,7 @@ class Retold:
         self.report(0.0)
 
     def report(self, now_s: float) -> None:
-        """All are alive, and hold what they told of."""
+        """Report all as alive, and holding what they published."""
         self._report_id += 1
         for worker_id, journal in enumerate(self._journals):
             report = LoadReport(

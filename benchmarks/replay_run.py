@@ -53,7 +53,7 @@ class PeerRun(Struct, frozen=True):
 def run_peer(
     trace: Path, folder: Path, *, workers: int, mode: str, speed: float, blocks: int
 ) -> PeerRun:
-    """Replay a trace over so many workers, each with so many blocks of 512 tokens."""
+    """Replay a trace over `workers` workers, each with `blocks` blocks of 512 tokens."""
     report = folder / f"{mode}-{workers}-{speed:g}.jsonl"
     wanted = {
         "trace": str(trace),

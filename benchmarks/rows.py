@@ -1,4 +1,4 @@
-"""What every benchmark prints: rows of ours against a peer, and the machine they were taken on."""
+"""Rows of ours against a peer, as every benchmark prints them, and the machine they are from."""
 
 import json
 import os
@@ -45,19 +45,19 @@ def as_json(rows: Sequence[Row], sections: Sequence[str] = ()) -> str:
     and note, where there are some.
     """
     fields = ("name", "ours", "peer", "unit", "goal", "lower", "error")
-    told = [
+    shown = [
         {**{f: to_builtins(row)[f] for f in fields}, "ratio": row.ratio, "holds": row.holds}
         | {"bounded": row.is_bounded}
         | ({"note": row.note} if row.note else {})
         for row in rows
     ]
-    for each, section in zip(told, sections, strict=False):
+    for each, section in zip(shown, sections, strict=False):
         each["section"] = section
-    return json.dumps(told, indent=1)
+    return json.dumps(shown, indent=1)
 
 
 def as_table(rows: Sequence[Row], peer: str) -> str:
-    """The same for people."""
+    """Return the rows as a table for people."""
     width = max([24, *(len(row.name) + 1 for row in rows)])
     lines = [f"{'':<{width}}{'ours':>12}{peer:>14}  {'unit':<8}{'ratio':>7}         goal"]
     lines += [

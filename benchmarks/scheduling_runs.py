@@ -65,7 +65,7 @@ class Case(Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The policy with what it was told."""
+        """The policy with its settings."""
         return f"{self.policy}:{self.told}" if self.told else self.policy
 
     @property

@@ -5,7 +5,7 @@
 Both are real processes on the same core, asked in turn by one generator on another: `kv-router
 serve`, and `python -m dynamo.select_service` of PyPI's `ai-dynamo-runtime`. Engines' sockets tell
 both the same 280,000 blocks of 16 workers. `--write` keeps the rows, in
-`results/service-cycle.json`. `--soak` instead holds ours at 80 % of its most for so many seconds,
+`results/service-cycle.json`. `--soak` instead holds ours at 80 % of its most for these seconds,
 and looks at its memory.
 """
 

@@ -46,10 +46,10 @@ SHARED = 0.75
 SUBJECT = Subjects("default").router
 ORIGIN = Origin("http", "localhost", 80)
 HEARD_S = 5.0
-"""Until a router has heard of ends at another."""
+"""Until a router has received ends from another."""
 
 KEPT = 200
-"""At least so many answers of a round are compared, if it has as many."""
+"""Answers of a round that are compared at least, if it has as many."""
 
 Shape: TypeAlias = Literal["one segment", "two segments"]
 Values: TypeAlias = Callable[[int], Mapping[str, Any]]

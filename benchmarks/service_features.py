@@ -197,7 +197,7 @@ def collecting() -> Iterator[str]:
 
 @contextmanager
 def in_fleet(world: World, _: Path) -> Served:
-    """Start two routers on one bus, as the chart has them. Both are asked, and hear each other."""
+    """Start two routers on one bus, as the chart has them, which share their bookings."""
     with ExitStack() as stack:
         nats = stack.enter_context(running_server())
         routers = [

@@ -1,4 +1,4 @@
-"""200,000 new blocks a second told to a service, from a process of its own: by an agent over
+"""200,000 new blocks a second published to a service by another process: by an agent over
 JetStream, as deployed; or on an engine's own socket, so that the service does the agent's part.
 
 A pool with room for all of them only grows; one that is full has as many blocks removed.
@@ -24,7 +24,7 @@ from service_world import BLOCK_SIZE
 
 PER_S, EVENT_BLOCKS = 200_000, 128
 ROOMY, FULL = 1 << 22, 150_000
-"""Blocks of a pool that holds all that is told, and of one that is full before it is counted."""
+"""Blocks of a pool that holds all of them, and of one that is full before the count."""
 
 WORKER_IDS = {ROOMY: 98, FULL: 99}
 
@@ -32,15 +32,15 @@ NAMESPACE = "default"
 STORE_S, MOST_REQUESTS = 0.005, 512
 NICENESS = 10
 PATIENCE_S, LEAD_S = 120.0, 1.0
-"""Until it tells, on a busy machine; and how long it has told already when it counts."""
+"""Until it publishes, on a busy machine; and how long it has published before the count."""
 
 Sent: TypeAlias = "multiprocessing.sharedctypes.Synchronized[int]"
-"""Blocks told so far."""
+"""Blocks published so far."""
 
 
 @contextmanager
 def fed_by_engine(url: str, pool_blocks: int) -> Iterator[Callable[[], float]]:
-    """A worker of another group, told of blocks meanwhile; gives how many a second there were."""
+    """Publish blocks of a worker of another group meanwhile. Yields their rate, as a function."""
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     with httpx.Client(base_url=url, timeout=60.0) as client:
         with _process(_tell, endpoint, pool_blocks) as sent:
@@ -77,11 +77,11 @@ def _behind(tell: Callable[[str, int, Sent], None], url: str, pool_blocks: int, 
 
 
 def _rate(sent: Sent) -> Callable[[], float]:
-    """Blocks a second from now on, once it tells."""
+    """Return the blocks a second from now on, once it publishes."""
     until_s = time.monotonic() + PATIENCE_S
     while not sent.value:
         if time.monotonic() > until_s:
-            raise TimeoutError("nobody listens to new blocks")
+            raise TimeoutError("new blocks have no subscriber")
         time.sleep(0.01)
     time.sleep(LEAD_S)
     begun, begun_s = sent.value, time.monotonic()

@@ -48,7 +48,7 @@ OVERLOAD, OVERLOAD_S, QUICK_OVERLOAD_S, REST_S = 1.5, 60.0, 5.0, 2.0
 OVERLOAD_CONNECTIONS, ADMITTED_GOAL_MS, REFUSED_GOAL_MS, RECOVERED_GOAL = 1_024, 100.0, 10.0, 0.95
 SOAK_SHARE, SOAK_SLICE_S, SOAK_GROWTH = 0.8, 10.0, 1.02
 MOST_CYCLES = 20_000
-"""Whose rate counts as the most."""
+"""Cycles of the rounds whose rate counts as the most."""
 
 EXPLAINED = Form(fields=lambda _: {"explain": True})
 
@@ -130,7 +130,10 @@ def _expect_held(server: ServerProcess, holder: int, tokens: int, answer: bytes)
     """Raise ValueError unless the holder, and no other, holds the whole prompt."""
     workers = msgspec.json.decode(body_of(answer))["workers"]
     held = {each["worker_id"]: each["device_blocks"] for each in workers}
-    if any(blocks != (tokens // BLOCK_SIZE) * (who == holder) for who, blocks in held.items()):
+    if any(
+        blocks != (tokens // BLOCK_SIZE) * (worker_id == holder)
+        for worker_id, blocks in held.items()
+    ):
         raise ValueError(f"{server.name}: worker {holder} holds {tokens} tokens, not {held}")
 
 
@@ -199,9 +202,9 @@ def _ingest_rows(
     rows: list[Row] = []
     for change, pool_blocks in (("stored", ROOMY), ("stored and removed", FULL)):
         made = cycles.made(count)
-        with feed(pool_blocks) as told:
+        with feed(pool_blocks) as rate:
             load = cycled((server,), made, GOAL_CONCURRENCY, per_s)
-            events = f"{told() / 1e3:.0f} k blocks/s {change} by {by}"
+            events = f"{rate() / 1e3:.0f} k blocks/s {change} by {by}"
         name = f"{INGEST_TOKENS}, {per_s:.0f} cycles/s, p99 of a booking, {events}"
         p99_ms = load.p99_s() * 1e3
         rows.append(Bounded(name, p99_ms, INGEST_GOAL_MS, "ms", INGEST_GOAL_MS, lower=True))

@@ -124,7 +124,7 @@ def run_load(
     per_s: float = math.inf,
     keep_every: int = 0,
 ) -> Load:
-    """Run scripts, in turn; at most so many a second, evenly spaced, where that is told.
+    """Run scripts, in turn; at most `per_s` a second, evenly spaced, if that is given.
 
     Where it is, a script that had to wait for a connection has waited since its time. Of every
     `keep_every`th the first answer is kept. Each address has `concurrency` connections.

@@ -35,7 +35,7 @@ MODEL = {"model_name": "m", "routing_group": "g"}
 
 
 class World:
-    """What the engines hold, and their sockets, which tell it to whoever comes."""
+    """What the engines hold, and their sockets, which publish it to every subscriber."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], workers: int) -> None:
         self._random = np.random.default_rng(SEED)
@@ -76,7 +76,7 @@ class World:
             socket.close(0)
 
     def _engine_socket(self) -> zmq.Socket[bytes]:
-        """Each server hears engines of its own, which say the same."""
+        """Open sockets of engines for a server; those of all servers publish the same."""
         socket = self._context.socket(zmq.XPUB)
         self._sockets.append(socket)
         socket.set(zmq.SNDHWM, 0)
@@ -93,7 +93,7 @@ class World:
                 if any(each["device_blocks"] == wanted for each in answer["workers"]):
                     break
                 if time.monotonic() > deadline_s:
-                    raise TimeoutError("a server does not hold what it was told")
+                    raise TimeoutError("a server does not hold what was published")
                 time.sleep(0.05)
 
     def _fill(self, held: list[Tokens]) -> None:

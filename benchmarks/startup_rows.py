@@ -92,7 +92,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, deadline_s: 
             except httpx.TransportError:
                 pass
             time.sleep(0.005)
-    raise RuntimeError(f"nobody answers at {url}; exit status: {process.poll()}")
+    raise RuntimeError(f"no response at {url}; exit status: {process.poll()}")
 
 
 def _ours(name: str, *options: str) -> list[str]:

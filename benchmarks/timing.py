@@ -121,6 +121,6 @@ def pooled(rounds: Sequence[CallTimes]) -> Sequence[CallTimes]:
 
 
 def rate_row(name: str, goal: float, ours: Sequence[int], peer: Sequence[int], blocks: int) -> Row:
-    """Million blocks a second, of rounds of so many blocks that took these times."""
+    """Million blocks a second, of rounds of `blocks` blocks that took these times."""
     rates = [median(1e3 * blocks / time_ns for time_ns in times) for times in (ours, peer)]
     return Row(name, *rates, "M/s", goal, lower=False)

@@ -18,7 +18,7 @@ class HttpWorkers:
         self._clients: set[asyncio.StreamWriter] = set()
 
     async def start(self, count: int) -> list[str]:
-        """So many; their URLs."""
+        """Start `count` servers. Returns their URLs."""
         self._servers = [
             await asyncio.start_server(self._serve, "127.0.0.1", 0) for _ in range(count)
         ]

@@ -32,7 +32,7 @@ UNKNOWN_BLOCK = [2**31 - 1] * BLOCK_SIZE
 
 
 class VllmRouter:
-    """Told its engines on the command line, so a restart needs nothing else."""
+    """vllm-router: it gets its engines on the command line, so a restart needs nothing else."""
 
     title = "vllm-router 0.1.17"
     answers_best_only = True

@@ -20,5 +20,5 @@ async def test_random_faults_leave_the_index_right(plane, seed):
             await scenario.run()
             await plane.until_right()
     except Exception:
-        sys.stderr.write(f"seed {seed}: {scenario.told}\n")
+        sys.stderr.write(f"seed {seed}: {scenario.faults}\n")
         raise

@@ -95,7 +95,7 @@ class Agent:
         """Take the id, unless a live agent has it. Raises TwinError."""
         seen = await self.link.request(self._owner)
         if await self.link.request(lambda: self.world.answers_ping(self)):
-            raise TwinError(f"worker.{self.worker_id}", "somebody answers")
+            raise TwinError(f"worker.{self.worker_id}", "another agent responds")
         await self.link.request(lambda: self._write_over(seen))
 
     async def _renew(self):

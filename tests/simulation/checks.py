@@ -66,7 +66,7 @@ class Checker:
             life = self._world.truth.life(rank, core.index.incarnation(rank))
             then = None if life is None else life.as_of(trust.event_id)
             if then is None:
-                self.failures.append(f"{where}: exact as of an event that nobody vouched for")
+                self.failures.append(f"{where}: exact as of an event that no agent vouched for")
                 continue
             superseded_s = life.superseded_s(trust.event_id)
             problems = [*self._time_problems(rank, then, superseded_s)]
@@ -103,7 +103,7 @@ class Checker:
         for rank in expected - set(_known_ranks(core)):
             yield f"end: router {router_id} does not know rank {rank}"
         for rank in set(held) - expected:
-            yield f"end: router {router_id} holds blocks of {rank}, which nobody has"
+            yield f"end: router {router_id} holds blocks of {rank}, which no worker has"
         for rank in sorted(expected & set(_known_ranks(core))):
             trust = core.trust(rank, now_s)
             yield from self._differences_of_rank(router_id, rank, trust, held.get(rank, set()))

@@ -91,15 +91,15 @@ UNCHECKED = (Resync, "break_off", lambda *_: None)
 MUTATIONS = {
     "gaps are accepted, unchecked": [(EventLog, "classify", _gaps_accepted), UNCHECKED],
     "parts are mixed, unchecked": [(EventLog, "_collect", _parts_mixed), UNCHECKED],
-    "removals are not told, unchecked": [(EventJournal, "removed", _removals_kept), UNCHECKED],
-    "removals are not told": [(EventJournal, "removed", _removals_kept)],
+    "removals are not published, unchecked": [(EventJournal, "removed", _removals_kept), UNCHECKED],
+    "removals are not published": [(EventJournal, "removed", _removals_kept)],
     "a new stream is not noticed, unchecked": [
         (StreamReader, "_is_new", _restart_unnoticed),
         (EventLog, "classify", _gaps_accepted),
         UNCHECKED,
     ],
     "no checkpoint after a failure": [(KvEventPublisher, "_note_failure", _failure_forgotten)],
-    "the purge goes too far, nobody asks": [
+    "the purge goes too far, unasked": [
         (SimulatedTransport, "drop_before", _purged_too_far),
         (TrustedIndex, "take_wanted_checkpoints", lambda *_: []),
     ],

@@ -15,7 +15,7 @@ SAMPLE = (
     "a new stream is not noticed, unchecked",
     "any report is fresh",
     "no checkpoint is asked for",
-    "removals are not told, unchecked",
+    "removals are not published, unchecked",
 )
 
 
@@ -43,13 +43,13 @@ def test_every_fault_really_happened_and_most_answers_were_exact_all_the_same(to
 def test_the_same_seed_gives_the_same_run():
     shared = Shared()
 
-    def told(seed):
+    def played(seed):
         lines = []
         result = run.play(draw(seed), shared, lines.append)
         return lines, result
 
-    assert told(3) == told(3)
-    assert told(3) != told(4)
+    assert played(3) == played(3)
+    assert played(3) != played(4)
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -319,12 +319,12 @@ def _lived(world: World, seed: int, seconds: float, *, is_killed: bool) -> Count
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
     with os.fdopen(reader) as file:
-        told = file.read()
+        printed = file.read()
     _, status = os.waitpid(child, 0)
     if is_killed:
         return Counter({"killed": 1})
     assert status == 0, f"a life of seed {seed} ended with {status}"
-    return Counter(json.loads(told)) + Counter({"ended": 1})
+    return Counter(json.loads(printed)) + Counter({"ended": 1})
 
 
 def _live(world: World, seed: int, seconds: float, writer: int) -> None:

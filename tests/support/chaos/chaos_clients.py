@@ -90,16 +90,16 @@ class Clients:
                 return "whole" if text.split() == words else f"failed: {text[:150]}"
             return f"failed: {answer.text[:150]}"
         said = lines(answer.text)
-        heard = _heard(said)
-        if heard != words[: len(heard)]:
+        received = _words(said)
+        if received != words[: len(received)]:
             # No fault is an excuse for other words.
-            self._never.append((answer.headers["x-request-id"], f"words {heard} of {words}"))
-        if said and said[-1] == "[DONE]" and heard == words:
+            self._never.append((answer.headers["x-request-id"], f"words {received} of {words}"))
+        if said and said[-1] == "[DONE]" and received == words:
             return "whole"
         return f"failed: {said[-1][:150] if said else 'nothing'}"
 
 
-def _heard(said):
+def _words(said):
     """The words of a stream."""
     events = [json.loads(each) for each in said if each.startswith("{")]
     choices = [choice for event in events for choice in event.get("choices", ())]

@@ -206,7 +206,7 @@ class Chaos:
     # ── The end ──────────────────────────────────────────────────────────────────────────────────
 
     async def _check_books(self):
-        self.doing = "waiting until nobody is answered"
+        self.doing = "waiting until no request is answered"
         await eventually(self._no_request_is_answered)
         self.doing = "waiting until nothing is booked"
         await eventually(self._nothing_is_booked)

@@ -275,8 +275,10 @@ class AgentEngine:
             if salt and not first:
                 extra[0] = [*(extra[0] or []), salt]
             parent = names[first - 1] if first else None
-            told = tokens[first * size : len(names) * size]
-            event = stored(names[first:], told, parent, size, lora_name=None, extra_keys=extra)
+            stored_tokens = tokens[first * size : len(names) * size]
+            event = stored(
+                names[first:], stored_tokens, parent, size, lora_name=None, extra_keys=extra
+            )
             self.events.publish(event)
         return min(first, (len(tokens) - 1) // size) * size
 

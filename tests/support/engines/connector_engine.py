@@ -56,7 +56,7 @@ def stored_tier(num_blocks):
 
 
 class Request:
-    """`told`: how many of its tokens the leader knows; `external`: how many are being loaded.
+    """`sent`: number of its tokens that the leader knows; `external`: of those being loaded.
 
     `tables`: its blocks of each group; `new`: those of the present step.
     """
@@ -68,7 +68,7 @@ class Request:
         self.state = "waiting"
         self.is_new = True
         self.is_resumed = False
-        self.told = len(tokens)
+        self.sent = len(tokens)
         self.tables, self.new = [[] for _ in groups.all], []
         self.computed = self.external = 0
 
@@ -260,11 +260,11 @@ class Engine:
         if request.is_new:
             new.append(NewRequest(request.key, tables, request.computed))
         else:
-            tokens = request.sequence.tokens_at(request.told, len(request.sequence))
+            tokens = request.sequence.tokens_at(request.sent, len(request.sequence))
             given = tables if request.is_resumed else request.new if any(request.new) else []
             each = (request.key, tokens, given, request.computed, request.is_resumed)
             cached.append(CachedRequest(*each))
-        request.told = len(request.sequence)
+        request.sent = len(request.sequence)
         request.is_new = request.is_resumed = False
 
     def _work(self, plan, scheduled):

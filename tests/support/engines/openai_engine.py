@@ -231,9 +231,9 @@ class OpenAiEngine:
         size, keys = self.block_size, dict(self.extra_fields)
         if salt and self.knows_salt == "yes" and not first:
             keys["extra_keys"] = [[salt], *([None] * (len(names) - 1))]
-        told = tokens[first * size : len(names) * size]
+        stored_tokens = tokens[first * size : len(names) * size]
         parent = names[first - 1] if first else None
-        return stored(names[first:], told, parent, size, lora_name=None, **keys)
+        return stored(names[first:], stored_tokens, parent, size, lora_name=None, **keys)
 
 
 def words(text):

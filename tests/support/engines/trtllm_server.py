@@ -24,7 +24,7 @@ class TrtllmServer(LocalHttpServer):
         self.garbage = None
         self._ranks = ranks
         self._lock = threading.Lock()
-        self._told = []
+        self._unread = []
 
     @property
     def url(self):
@@ -32,7 +32,7 @@ class TrtllmServer(LocalHttpServer):
 
     def start(self):
         """Begin a life."""
-        self._told, self._next = [], dict.fromkeys(self._ranks, 0)
+        self._unread, self._next = [], dict.fromkeys(self._ranks, 0)
         for rank in self._ranks:
             self.publish({"type": "created", "num_blocks_per_cache_level": [100]}, rank)
         return super().start()
@@ -50,7 +50,7 @@ class TrtllmServer(LocalHttpServer):
         with self._lock:
             event = {"event_id": self._next[rank], "data": data, "window_size": 4096}
             self._next[rank] += 1
-            self._told.append(event if rank is None else {**event, "attention_dp_rank": rank})
+            self._unread.append(event if rank is None else {**event, "attention_dp_rank": rank})
 
     def skip(self, count, rank=None):
         """Let another reader take `count` events."""
@@ -62,8 +62,8 @@ class TrtllmServer(LocalHttpServer):
 
     def take_events(self):
         with self._lock:
-            told, self._told = self._told, []
-            return told
+            taken, self._unread = self._unread, []
+            return taken
 
     def _handler(self):
         said = self

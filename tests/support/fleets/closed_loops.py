@@ -109,10 +109,10 @@ class Engine:
         now_s, core = self.world.agenda.now_s, self.world.core
         beacon = core.handle(MarkBeacon(), now_s)[0]
         state = replace(self.journal.taken_state, doubts=self.journal.doubts)
-        told = {"event_id": self.journal.last_event_id, "state": state}
+        fields = {"event_id": self.journal.last_event_id, "state": state}
         heard = {beacon.source_id: beacon.beacon_id}
         core.handle(
-            ApplyLoad(report(self.worker_id, incarnation=self.life, heard=heard, **told)), now_s
+            ApplyLoad(report(self.worker_id, incarnation=self.life, heard=heard, **fields)), now_s
         )
 
     def hashes_of(self, tokens, salt):
@@ -270,12 +270,14 @@ class Fleet:
         return work
 
     def asked(self, tokens, tenant, request_id):
-        wiring, told = self.wiring, {"tenant": tenant, "request_id": request_id}
+        wiring, fields = self.wiring, {"tenant": tenant, "request_id": request_id}
         if wiring.caller_seed is None:
-            return SelectRequest(token_ids=tokens, cache_salt=wiring.router_salt(tenant), **told)
+            return SelectRequest(token_ids=tokens, cache_salt=wiring.router_salt(tenant), **fields)
         array = np.array(tokens, np.uint32)
         blocks = local_block_hashes(array, wiring.block_size, seed=wiring.caller_seed)
-        return SelectRequest(sequence_hashes=chain(blocks).tolist(), isl_tokens=len(tokens), **told)
+        return SelectRequest(
+            sequence_hashes=chain(blocks).tolist(), isl_tokens=len(tokens), **fields
+        )
 
     def usage(self, work):
         return PromptUsage(len(work.tokens), work.cached_tokens, self.wiring.says_cached)

@@ -50,11 +50,11 @@ class Other:
         return self._said()
 
     def snapshot(self, parts=1):
-        told = tuple(self.has)
-        size = -(-len(told) // parts)
+        entries = tuple(self.has)
+        size = -(-len(entries) // parts)
         return [
             SnapshotPart(self.router_id, self.incarnation, self.sequence, part, parts,
-                         told[part * size : (part + 1) * size])
+                         entries[part * size : (part + 1) * size])
             for part in range(parts)
         ]  # fmt: skip
 

@@ -10,10 +10,10 @@ FAULTS_AT_ONCE = 2
 
 
 class Scenario:
-    """What befalls an event plane in `duration_s`. `told`: what did, for a failed run's report."""
+    """Faults of an event plane in `duration_s`. `faults`: so far, for a failed run's report."""
 
     def __init__(self, plane, seed, duration_s=6.0):
-        self.told = []
+        self.faults = []
         self._plane = plane
         self._rng = Random(seed)
         self._duration_s = duration_s
@@ -51,8 +51,8 @@ class Scenario:
             async with cause(seconds):
                 await asyncio.wait([changing], timeout=seconds)
 
-    def _tell(self, what, *details):
-        self.told.append((round(asyncio.get_running_loop().time(), 2), what, *details))
+    def _note(self, what, *details):
+        self.faults.append((round(asyncio.get_running_loop().time(), 2), what, *details))
 
     @asynccontextmanager
     async def _astray(self, seconds):
@@ -67,7 +67,7 @@ class Scenario:
                 Faults(latency_s=0.05),
             ]
         )
-        self._tell("astray", name, faults, seconds)
+        self._note("astray", name, faults, seconds)
         link = self._plane.links[name]
         direction = self._rng.choice(["to_client", "from_client"])
         setattr(link, direction, faults)
@@ -77,7 +77,7 @@ class Scenario:
     @asynccontextmanager
     async def _stall(self, seconds):
         name = self._rng.choice(list(self._plane.links))
-        self._tell("stall", name, seconds)
+        self._note("stall", name, seconds)
         self._plane.links[name].stall()
         yield
         self._plane.links[name].resume()
@@ -85,7 +85,7 @@ class Scenario:
     @asynccontextmanager
     async def _cut(self, seconds):
         name = self._rng.choice(list(self._plane.links))
-        self._tell("cut", name, seconds)
+        self._note("cut", name, seconds)
         await self._plane.links[name].go_down()
         yield
         self._plane.links[name].come_up()
@@ -94,12 +94,12 @@ class Scenario:
     async def _router(self, seconds):
         router = self._rng.choice(self._plane.routers)
         if self._rng.random() < 0.5:
-            self._tell("router killed", router.name)
+            self._note("router killed", router.name)
             router.process.end()
             router.process.start()
             yield
         else:
-            self._tell("router paused", router.name, seconds)
+            self._note("router paused", router.name, seconds)
             router.process.pause()
             yield
             router.process.go_on()
@@ -110,7 +110,7 @@ class Scenario:
         if edge.is_dead:
             yield
             return
-        self._tell("edge killed", edge.worker_id, seconds)
+        self._note("edge killed", edge.worker_id, seconds)
         await self._plane.links[edge.worker_id].go_down()
         await edge.kill()
         edge.clock_error_s = self._rng.choice([0, -7200, 7200])
@@ -125,7 +125,7 @@ class Scenario:
             yield
             return
         is_empty = self._rng.random() < 0.3
-        self._tell("bus killed", seconds, is_empty)
+        self._note("bus killed", seconds, is_empty)
         server.kill()
         yield
         server.start(empty=is_empty)

@@ -262,7 +262,7 @@ RESPONSES = [
 
 
 class _Sink:
-    """The writing side of a connection that nobody reads."""
+    """The writing side of a connection that is never read."""
 
     def __init__(self):
         self.is_closed = False

@@ -1,4 +1,4 @@
-"""Memory that ends at a page that nobody may touch: a kernel that reads or writes on is killed."""
+"""Memory that ends at a page without access: a kernel that reads or writes on is killed."""
 
 import ctypes
 import mmap

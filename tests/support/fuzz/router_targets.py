@@ -200,14 +200,14 @@ class CoreMessages:
 
 def _replica_seeds():
     shared = SharedReservation("r1", RANK, _PACKED, 1, 64, 16, 16, Progress(True, 3, 0.5))
-    told = [PrefillCompleted(PromptUsage(64, 16)), OutputBlockAdded(0.5), ReservationFreed()]
+    progress = [PrefillCompleted(PromptUsage(64, 16)), OutputBlockAdded(0.5), ReservationFreed()]
     messages = [
         Frame(2, 1, 1, (shared,), (("r2", Progress()),), ("r3",), 1, 7),
         Frame(2, 1, 1, (), (), (), 0, 0),
         SnapshotPart(2, 1, 1, 0, 1, (shared,)),
         SnapshotPart(2, 1, 1, 1, 2, ()),
         HandedOver(2, (shared, replace(shared, request_id="r9"))),
-        *(ProgressTold("mine", each) for each in told),
+        *(ProgressTold("mine", each) for each in progress),
     ]
     return [encode_replica_message(each) for each in messages]
 

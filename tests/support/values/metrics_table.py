@@ -58,7 +58,7 @@ def families():
         ]
         registries = [RouterService(config).host.metrics.registry for config in every]
     registries.append(forwarding())
-    return {name: told for registry in registries for name, told in _told(registry)}
+    return {name: text for registry in registries for name, text in _texts(registry)}
 
 
 def forwarding():
@@ -71,7 +71,7 @@ def forwarding():
     return registry
 
 
-def _told(registry):
+def _texts(registry):
     for family in registry.collect():
         made = registry._names_to_collectors.get(family.name)
         labels = getattr(family, "_labelnames", None) or getattr(made, "_labelnames", ())
