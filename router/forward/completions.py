@@ -15,8 +15,8 @@ from router.forward.headers import DROPPED_FIELDS, REQUEST_ID
 from router.forward.kept_routes import BEFORE_ID, KeptRoutes, kept_routes
 from router.forward.metrics import Ended, ForwardMetrics
 from router.forward.permitted_fields import permitted
-from router.forward.preparation import Preparation, PreparedRequest, read_request
-from router.forward.push import Forwarder, ForwardRequest
+from router.forward.preparation import ForwardRequest, Preparation, PreparedRequest, read_request
+from router.forward.push import Forwarder
 from router.forward.request_body import CompletionRequest
 from router.forward.request_templates import RequestTemplate
 from router.forward.resilience.worker_list import WorkerList

@@ -23,7 +23,8 @@ from collections.abc import Sequence
 
 from router.client import UnansweredError
 from router.errors import InvalidFieldError, KvRouterError
-from router.runtime.http_client import NeverSentError, UpstreamError
+from router.protocol.replies import Decision
+from router.runtime.http_client import NeverSentError, UpstreamError, UpstreamResponse
 from router.scheduler.errors import SloNotMetError
 
 
@@ -199,6 +200,18 @@ class MethodNotAllowedError(KvRouterError):
     def __init__(self, route: str, methods: Sequence[str]) -> None:
         super().__init__(f"{route[:200]} is not served (allowed: {', '.join(methods)})")
         self.methods = tuple(methods)
+
+
+class EngineRefusedError(WorkerFailedError):
+    """An engine's refusal, with its response."""
+
+    def __init__(self, decision: Decision, answer: UpstreamResponse, body: bytes) -> None:
+        status = answer.status
+        is_its_fault = status not in NOT_ITS_FAULT
+        super().__init__(decision.worker_id, f"status {status}", is_its_fault=is_its_fault)
+        self.answer = answer
+        self.decision = decision
+        self.content = body
 
 
 def reason_of(error: Exception) -> str:

@@ -13,7 +13,8 @@ from router.forward.apis.kept_responses import KeptResponses
 from router.forward.errors import ResponseNotFoundError
 from router.forward.metrics import Ended
 from router.forward.placement import PromptTokens, RequestPlacement, with_tokens
-from router.forward.push import Forwarder, ForwardRequest
+from router.forward.preparation import ForwardRequest
+from router.forward.push import Forwarder
 from router.forward.request_body import CompletionRequest, read_completion_request
 from router.forward.resilience.worker_list import WorkerList
 from router.protocol.requests import SelectRequest

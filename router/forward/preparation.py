@@ -4,6 +4,7 @@ body ─▶ read_request ─▶ permitted ─▶ RequestPlacement.request_in ─
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -12,12 +13,14 @@ from router.forward.apis.passed import PASSED
 from router.forward.headers import Pairs, client_key
 from router.forward.passing import BodySizes
 from router.forward.placement import PromptTokens, RequestPlacement, partition_of, with_tokens
+from router.forward.prefill.remote_prefill import PrefillRequest
 from router.forward.request_body import (
     CompletionRequest,
     read_completion_request,
     read_passed_request,
 )
 from router.forward.request_templates import RequestTemplate, read
+from router.forward.tokenizer.referee import RefereeKey
 from router.forward.tokenizer.tokenization import Tokenization
 from router.protocol.requests import SelectRequest
 from router.runtime.process.json_bodies import THREAD_BYTES
@@ -29,6 +32,32 @@ class PreparedRequest(Struct, frozen=True, eq=False):
     asked: CompletionRequest
     request: SelectRequest
     tokens: PromptTokens
+
+
+class ForwardRequest(PrefillRequest, frozen=True, eq=False):
+    """A request to forward, and its router request.
+
+    `counted_tokens`: the number of tokens that engines should count in its prompt, if known.
+    `prompt`: its tokens, if known. `words`: its cached request template, for a single prompt.
+    `confirms`: see `PromptTokens`. `method`, `target`: what the engine is asked; by default the API
+    of the request.
+    """
+
+    counted_tokens: int | None = None
+    prompt: Sequence[int] | None = None
+    words: RequestTemplate | None = None
+    confirms: RefereeKey | None = None
+    method: str = "POST"
+    target: str = ""
+
+    @property
+    def is_guess(self) -> bool:
+        """True if the router received another prompt than engines compute.
+
+        That is so for a prompt that could not be tokenized, and for several prompts.
+        """
+        is_read = self.counted_tokens is not None or self.prompt is not None
+        return not is_read or self.asked.has_several_prompts
 
 
 async def read_request(

@@ -8,7 +8,7 @@ In every case the reservation is left and freed, without delaying the response.
 """
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from msgspec import structs
@@ -23,7 +23,7 @@ from router.forward.apis.passed import PASSED, says_it_is_missing
 from router.forward.apis.sse import EventSplitter, EventTooLargeError
 from router.forward.errors import (
     ANOTHER_MAY_TAKE,
-    NOT_ITS_FAULT,
+    EngineRefusedError,
     NoWorkerLeftError,
     RouteMissingError,
     RouteNotServedError,
@@ -36,10 +36,9 @@ from router.forward.migration import continuation, ending, is_migratable, left_t
 from router.forward.passing import BodySizes, MissingRoutes
 from router.forward.placement import again
 from router.forward.prefill.handoff import KvHandoff, decode_fields
-from router.forward.prefill.remote_prefill import PrefillRequest
 from router.forward.prefill.router import PrefillRouter
+from router.forward.preparation import ForwardRequest
 from router.forward.request_body import CompletionRequest
-from router.forward.request_templates import RequestTemplate
 from router.forward.resilience.booking import reserve_with_failover
 from router.forward.resilience.circuit_breaker import CircuitBreaker
 from router.forward.resilience.retry_budget import BudgetLimits, RetryBudget
@@ -53,50 +52,11 @@ from router.runtime.http_server.exchange import Exchange, encoded_headers
 from router.scheduler.errors import NoEndpointsError
 
 REFUSAL_LIMIT_BYTES = 1024 * 1024
-
 MOST_MISSING = 16
 """Limit of workers that one request is sent to and that do not have its route."""
 
 _EVENTS = b"text/event-stream"
 _NO = b"false"
-
-
-class ForwardRequest(PrefillRequest, frozen=True, eq=False):
-    """A request to forward, and its router request.
-
-    `counted_tokens`: the number of tokens that engines should count in its prompt, if known.
-    `prompt`: its tokens, if known. `words`: its cached request template, for a single prompt.
-    `confirms`: see `PromptTokens`. `method`, `target`: what the engine is asked; by default the API
-    of the request.
-    """
-
-    counted_tokens: int | None = None
-    prompt: Sequence[int] | None = None
-    words: RequestTemplate | None = None
-    confirms: RefereeKey | None = None
-    method: str = "POST"
-    target: str = ""
-
-    @property
-    def is_guess(self) -> bool:
-        """True if the router received another prompt than engines compute.
-
-        That is so for a prompt that could not be tokenized, and for several prompts.
-        """
-        is_read = self.counted_tokens is not None or self.prompt is not None
-        return not is_read or self.asked.has_several_prompts
-
-
-class EngineRefusedError(WorkerFailedError):
-    """An engine's refusal, with its response."""
-
-    def __init__(self, decision: Decision, answer: UpstreamResponse, body: bytes) -> None:
-        status = answer.status
-        is_its_fault = status not in NOT_ITS_FAULT
-        super().__init__(decision.worker_id, f"status {status}", is_its_fault=is_its_fault)
-        self.answer = answer
-        self.decision = decision
-        self.content = body
 
 
 class Forwarder:

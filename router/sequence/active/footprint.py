@@ -5,8 +5,15 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.protocol.replicas import Progress, SharedReservation
 from router.protocol.requests import ConfigOverride
-from router.protocol.values import HashArray, Phase, Scope
+from router.protocol.values import HashArray, Phase, Rank, Scope, pack_hashes
+
+MAX_SHARED_BLOCKS = 1 << 16
+"""The limit of a prompt's blocks that are published to other routers.
+
+The blocks beyond it count as blocks that cannot be shared.
+"""
 
 
 class ExpectedUsage(Struct, frozen=True, eq=False, gc=False):
@@ -73,6 +80,20 @@ class Footprint(Struct, frozen=True, eq=False, gc=False):
         """The n tokens left to compute, and their attention work: n · (cached + n / 2)."""
         tokens = max(self.isl_tokens - self.cached_tokens, 0)
         return tokens, tokens * (self.cached_tokens + tokens / 2)
+
+    def shared(self, request_id: str, rank: Rank, progress: Progress) -> SharedReservation:
+        """Return its reservation as published to other routers."""
+        hashes = self.sequence_hashes[:MAX_SHARED_BLOCKS]
+        return SharedReservation(
+            request_id,
+            rank,
+            pack_hashes(hashes),
+            self.own_blocks + len(self.sequence_hashes) - len(hashes),
+            self.isl_tokens,
+            self.cached_tokens,
+            self.block_size,
+            progress,
+        )
 
 
 class TrackedParts(Struct, frozen=True, kw_only=True):

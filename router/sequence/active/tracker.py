@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import astuple, replace
 
 from router.protocol.replicas import Progress, SharedReservation
-from router.protocol.values import Rank, pack_hashes
+from router.protocol.values import Rank
 from router.sequence.active import _booking_kernel as kernels
 from router.sequence.active import _booking_steps as columns
 from router.sequence.active._booking_rows import (
@@ -45,12 +45,6 @@ ForeignId: TypeAlias = tuple[int, str]
 
 BookingId: TypeAlias = str | ForeignId
 """The id of a request of this router, or of another router."""
-
-MAX_SHARED_BLOCKS = 1 << 16
-"""The limit of a prompt's blocks that are published to other routers.
-
-The blocks beyond it count as blocks that cannot be shared.
-"""
 
 MEMORY = 0.99
 """The decay of the moving average per ended request."""
@@ -194,7 +188,7 @@ class Tracker:
         is_complete, output_blocks, decay = kernels.reported(self.state, booking)
         progress = Progress(is_complete, output_blocks, None if decay != decay else decay)
         if booked.shared is None:
-            booked.shared = _shared(request_id, booked.rank, booked.footprint, progress)
+            booked.shared = booked.footprint.shared(request_id, booked.rank, progress)
         elif booked.shared.progress != progress:
             booked.shared = replace(booked.shared, progress=progress)
         return booked.shared
@@ -443,22 +437,6 @@ class Tracker:
     def _listed(self, slot: int) -> Ints:
         found = np.empty(len(self._bookings), np.int64)
         return found[: kernels.list_bookings(self.state, slot, found)]
-
-
-def _shared(
-    request_id: str, rank: Rank, footprint: Footprint, progress: Progress
-) -> SharedReservation:
-    hashes = footprint.sequence_hashes[:MAX_SHARED_BLOCKS]
-    return SharedReservation(
-        request_id,
-        rank,
-        pack_hashes(hashes),
-        footprint.own_blocks + len(footprint.sequence_hashes) - len(hashes),
-        footprint.isl_tokens,
-        footprint.cached_tokens,
-        footprint.block_size,
-        progress,
-    )
 
 
 def _name(request_id: BookingId) -> str:
