@@ -137,6 +137,7 @@ THREAD_BYTES = 65_536
 JSON = "valid JSON in UTF-8"
 
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.S)
 
 
 async def read_body(chunks: AsyncIterator[bytes], limit_bytes: int, timeout_s: float) -> bytes:
@@ -202,7 +203,8 @@ def decode_now(decoder: Callable[[bytes], T], body: bytes, allowed: str = JSON) 
 def _invalid_field(text: str) -> InvalidFieldError:
     """Convert a msgspec message to an error.
 
-    The messages are «Expected X, got Y - at `$.path`» or «Object missing required field `f`».
+    The messages are «Expected X, got Y - at `$.path`», «Object missing required field `f`» or
+    «Object contains unknown field `f`».
     """
     reason, _, place = text.partition(" - at `$")
     path = place.removesuffix("`").removeprefix(".")
@@ -210,6 +212,9 @@ def _invalid_field(text: str) -> InvalidFieldError:
     if missing:
         field = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidFieldError(field, "missing", "a value, see /docs", status=422)
+    if unknown := _UNKNOWN.fullmatch(reason):
+        problem = f"unknown field {unknown[1]!r}"
+        return InvalidFieldError(path or "body", problem, "those that /docs lists", status=422)
     expected, _, got = reason.removeprefix("Expected ").partition(", got ")
     problem = f"got {got}" if got else "not allowed"
     return InvalidFieldError(path or "body", problem, expected, status=422)

@@ -1,9 +1,9 @@
 """The command line of `kv-router inspect`."""
 
-import argparse
 import os
 import re
 import sys
+from argparse import SUPPRESS, ArgumentTypeError
 from pathlib import Path
 
 import msgspec
@@ -42,7 +42,19 @@ def inspect_parser() -> Parser:
     )
     recording = questions.add_parser("recording", help="what a recording contains; asks no router")
     recording.add_argument("file", type=Path, metavar="FILE", help="the newest of its files")
+    for question in parser.subcommands.values():
+        _add_again(question)
     return parser
+
+
+def _add_again(question: Parser) -> None:
+    """Add the options before a question also behind it, where they have no defaults."""
+    own = question.options
+    add_router(question)
+    question.add_argument("--json", action="store_true", help="print the router's response as JSON")
+    for option in question.options:
+        if option not in own:
+            option.default = SUPPRESS
 
 
 def attach_parser() -> Parser:
@@ -107,7 +119,7 @@ def _add_prompt(prompt: Parser) -> None:
 def natural(text: str) -> int:
     """Return a number of at least 0."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+        raise ArgumentTypeError(f"{text!r} is not a number from 0")
     return int(text)
 
 
@@ -118,7 +130,7 @@ def u64(text: str) -> int:
     except ValueError:
         number = U64_MAX + 1
     if not -(2**63) <= number <= U64_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a 64-bit hash, decimal or 0x…")
+        raise ArgumentTypeError(f"{text!r} is not a 64-bit hash, decimal or 0x…")
     return number & U64_MAX
 
 

@@ -13,6 +13,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+_SIGNS = x509.KeyUsage(
+    digital_signature=False, content_commitment=False, key_encipherment=False,
+    data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=True,
+    encipher_only=False, decipher_only=False,
+)  # fmt: skip
+"""Python 3.13 and later require it of authorities, and key identifiers of all certificates."""
+
 
 def _name(common_name):
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
@@ -25,8 +32,10 @@ class Authority:
         self._directory = directory
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
-        builder = self._builder(self._name, self._key).add_extension(
-            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        builder = (
+            self._builder(self._name, self._key)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(_SIGNS, critical=True)
         )
         self.path = directory / f"{name}.pem"
         self.path.write_bytes(self._signed(builder))
@@ -53,6 +62,13 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(days=1))
             .not_valid_after(now + timedelta(days=1))
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+            )
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
         )
 
     def _signed(self, builder):

@@ -4,6 +4,7 @@ Settings of a process are those of its configuration, with their types and limit
 of the chart say is none of them, and secrets are files.
 """
 
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -48,6 +49,8 @@ def _fields(kind, without):
 def _inlined(schema, known):
     if isinstance(schema, list):
         return [_inlined(each, known) for each in schema]
+    if isinstance(schema, str):
+        return inspect.cleandoc(schema)  # of docstrings, from which Python 3.13 takes the indent
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:

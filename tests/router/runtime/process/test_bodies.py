@@ -76,6 +76,14 @@ async def test_names_a_missing_field():
     assert (caught.value.field, caught.value.http_status) == ("worker_id", 422)
 
 
+async def test_says_which_field_is_unknown_where_none_may_be():
+    class Strict(msgspec.Struct, forbid_unknown_fields=True):
+        recording: bool = False
+
+    with pytest.raises(InvalidFieldError, match=r"^body: unknown field 'to' \(allowed"):
+        await decoded(b'{"to":1}', Strict)
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b'{"model_name":', b'{"token_ids":[NaN]}', b"\xff\xfe", b'{"model_name":"\xff"}',

@@ -171,6 +171,12 @@ async def test_prompt_report_says_which_group_of_a_split_it_goes_to(prompt_file,
     )
 
 
+async def test_options_may_stand_behind_the_question(fleet, capsys):
+    asked = ["inspect", "workers", "--url", str(fleet.client.base_url), "--json"]
+    assert await asyncio.to_thread(main, asked) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 3
+
+
 async def test_tokens_may_come_from_standard_input(inspect, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("0 1 2\n3, 4"))
     _, text, _ = await inspect("--json", "prompt", "--tokens", "-")
