@@ -23,8 +23,9 @@ def prompt(number):
 class Pools:
     """Worker 1 computes prompts, 2 and 3 answer; before them `forwards`, by their fallback."""
 
-    def __init__(self, fleet, directory):
+    def __init__(self, fleet, directory, **options):
         self.fleet = fleet
+        self._options = options
         self._directory = directory
         self.urls = {}
         self.client = httpx.AsyncClient(timeout=120)
@@ -35,7 +36,7 @@ class Pools:
         key.write_text("5e" * 32)
         config.write_text(f'share = true\nonboard_always = true\nblock_key_file = "{key}"\n')
         self.fleet.router_options |= {"block-key-file": key, "worker-silence-s": 600}
-        options = {"config": config, **SMALL}
+        options = {"config": config, **SMALL, **self._options}
         await self.fleet.start(1, role="prefill", **options)
         for worker_id in (2, 3):
             self.fleet.add_worker(worker_id, role="decode", **options)
@@ -69,6 +70,12 @@ class Pools:
         loads = await self.fleet.get("/loads")
         ranks = [rank for scope in loads for rank in scope["loads"]]
         return sum(rank["active_requests"] for rank in ranks if rank["worker_id"] == worker_id)
+
+    async def shared(self, worker_id, name):
+        """A metric of what a worker shares."""
+        text = (await self.client.get(f"{self.fleet.endpoints[worker_id]}/metrics")).text
+        [row] = [row for row in text.splitlines() if row.startswith(f"kv_agent_share_{name}{{")]
+        return float(row.rpartition(" ")[2])
 
     async def close(self):
         await self.client.aclose()
@@ -170,3 +177,73 @@ async def test_blocks_of_a_dead_prefill_worker_are_recomputed(fleet, tmp_path):
     assert (tokens(answer)[0], cached(answer)) == (tokens(first)[0], 0)
     assert tokens(answer) == tokens(await fleet.complete(3, 0, prompt(0), 6))
     await pools.close()
+
+
+@pytest.fixture
+async def pushing(fleet, tmp_path):
+    """Their host memory takes prompts that others push; the first answer says that they do."""
+    pools = Pools(fleet, tmp_path, **{"host-cache-blocks": 200})
+    await pools.start()
+    assert cached((await pools.complete(0)).json()) == CACHED_TOKENS
+    yield pools
+    await pools.close()
+
+
+async def test_prompts_are_pushed_while_they_are_computed(pushing):
+    got = await pushing.complete(1)
+    assert (got.headers["x-prefill-worker-id"], cached(got.json())) == ("1", CACHED_TOKENS)
+    decodes = int(got.headers["x-worker-id"])
+    assert await pushing.shared(decodes, "push_named_blocks_total") == 18
+    assert await pushing.shared(1, "pushed_blocks_total") == 18
+    read = [await pushing.shared(worker_id, "pulled_blocks_total") for worker_id in (2, 3)]
+    assert sum(read) == 18  # the first prompt's
+    assert await pushing.shared(1, "leases") == 0  # nothing is kept for a reader
+    assert tokens(got.json()) == tokens(await pushing.fleet.complete(1, 0, prompt(1), 6))
+
+
+async def test_death_in_the_middle_of_a_push_costs_no_request(pushing):
+    fleet = pushing.fleet
+
+    async def only(worker_id):
+        """Let one worker decode what is placed from now on."""
+        for each in (2, 3):
+            lifecycle = "schedulable" if each == worker_id else "cordoned"
+            await pushing.client.patch(f"{fleet.url}/workers/{each}", json={"lifecycle": lifecycle})
+
+    async def pushed_to_paused(number, worker_id):
+        """A request whose blocks wait for a worker that does not answer."""
+        begun = await pushing.shared(1, "pushes_total")
+        fleet.workers[worker_id].pause()
+        asking = asyncio.create_task(pushing.complete(number))
+
+        async def is_begun():
+            return await pushing.shared(1, "pushes_total") > begun
+
+        await eventually(is_begun)
+        return asking
+
+    await only(2)
+    assert cached((await pushing.complete(1)).json()) == CACHED_TOKENS
+    asking = await pushed_to_paused(2, 2)
+    await only(3)
+    fleet.workers[2].kill()
+    answer = await asking
+    assert (answer.status_code, answer.headers["x-worker-id"]) == (200, "3")
+    assert tokens(answer.json()) == tokens(await fleet.complete(1, 0, prompt(2), 6))
+
+    assert cached((await pushing.complete(3)).json()) == CACHED_TOKENS
+    named = await pushing.shared(3, "push_named_blocks_total")
+    assert named == CACHED_TOKENS // 16
+    asking = await pushed_to_paused(4, 3)
+    fleet.workers[1].kill()
+    fleet.workers[3].go_on()
+    answer = await asking
+    assert (answer.status_code, answer.headers["x-worker-id"]) == (200, "3")
+    assert tokens(answer.json()) == tokens(await fleet.complete(3, 0, prompt(4), 6))
+
+    async def has_ended():
+        return await pushing.shared(3, "push_leases") == 0
+
+    await eventually(has_ended)
+    assert await pushing.shared(3, "push_named_blocks_total") == named
+    await eventually(pushing.is_free)

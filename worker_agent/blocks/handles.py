@@ -149,6 +149,14 @@ class MutableBlocks(Handle):
         self._given_up()
         return ImmutableBlocks(self.tier, blocks)
 
+    def split(self, count: int) -> tuple["MutableBlocks", "MutableBlocks"]:
+        """Return the first `count` blocks and the others, each to be released; this handle ends.
+
+        Raises ReleasedBlocksError.
+        """
+        blocks = self._given_up()
+        return MutableBlocks(self.tier, blocks[:count]), MutableBlocks(self.tier, blocks[count:])
+
 
 class ImmutableBlocks(Handle):
     """Filled blocks, which other requests may use, too."""

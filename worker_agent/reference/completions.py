@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, to_builtins
 
 from router.errors import InvalidFieldError
 from router.protocol.replies import BlockSource
+from router.protocol.requests import RankTarget
 from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.reference.engine.batching import GenerationRequest
 from worker_agent.reference.engine.engine import Generated
@@ -31,14 +32,16 @@ class KvTransferParams(Struct, frozen=True):
 
     `source`: of a decision. `priority`: of the prompt's blocks in the lower tiers, where the
     highest are stored first and kept longest. `do_remote_decode`: True if another worker decodes,
-    and the response must contain the source of the prompt's blocks. `leased`: the source's first
-    blocks, which it keeps for this request.
+    and the response must contain the source of the prompt's blocks. `target`: the rank that is to
+    decode, to which these are pushed while they are computed. `leased`: the source's first blocks,
+    which it keeps for this request.
     """
 
     source: BlockSource | None = None
     leased: BlockDescriptorList | None = None
     priority: Annotated[int, Meta(ge=0, le=100)] = 0
     do_remote_decode: bool = False
+    target: RankTarget | None = None
 
 
 class CompletionRequest(Struct, frozen=True, kw_only=True):
@@ -92,9 +95,13 @@ def checked(
 
 
 class HandOver(Struct, frozen=True, omit_defaults=True):
-    """The response fields that let another worker load the prompt's blocks from here."""
+    """The response fields that let another worker load the prompt's blocks from here.
+
+    `pushed`: the number of blocks that were pushed to the target.
+    """
 
     source: BlockSource
+    pushed: int
     leased: BlockDescriptorList | None = None
 
 

@@ -37,7 +37,25 @@ _SHARING: Rows = {
     "leases_expired": counter("Leases that expired", "lease_counters.expired"),
     "leased_gets": counter("Requests for leased blocks served", "counters."),
     "puts": counter("Requests to write leased blocks served", "counters."),
+    "push_leases": gauge("Leases to other workers that push blocks", lambda s: s.pushes[0]),
+    "push_leased_blocks": gauge("Blocks of those leases", lambda s: s.pushes[1]),
+    "push_leases_abandoned": counter(
+        "Leases of pushes that were given up or lost", "lease_counters.abandoned"
+    ),
     "blocksets_imported": gauge("Blocksets of other workers imported", lambda s: len(s.imported)),
+}
+_PUSHES: Rows = {
+    "pushes": counter("Prompts begun to be pushed to other workers", "counters.begun"),
+    "pushes_failed": counter("Of those, not pushed as a whole", "counters.failed"),
+    "pushed_blocks": counter("Blocks pushed, which other workers have named", "counters.blocks"),
+}
+_RECEIVER: Rows = {
+    "push_leased_blocks_max": gauge("Limit of those blocks", "max_blocks"),
+    "push_leased_blocks_peer_max": gauge("Limit of those blocks of one worker", "max_peer_blocks"),
+    "push_leases_peer_max": gauge("Limit of leases of one worker that pushes", "max_pushes"),
+    "pushes_refused": counter("Pushes of other workers that were refused", "counters.refused"),
+    "pushes_cut": counter("Pushes with room for a part of their blocks only", "counters.cut"),
+    "push_named_blocks": counter("Blocks of other workers' pushes named", "counters.named_blocks"),
 }
 _PEERS: Rows = {
     "blocksets_refused": counter("Announced blocksets of no use here", "imports.refusals"),
@@ -85,6 +103,10 @@ def agent_metrics(
     if sharing is not None:
         shared = [((model_name, rank.dp_rank), each) for rank, each in sharing.ranks.items()]
         expose_each(registry, "kv_agent_share_", _SHARING, RANK_LABELS, lambda: shared)
+        pushes = [((model_name, rank.dp_rank), each) for rank, each in sharing.pushes.items()]
+        expose_each(registry, "kv_agent_share_", _PUSHES, RANK_LABELS, lambda: pushes)
+        receivers = [(labels, each.receiver) for labels, each in shared if each.receiver]
+        expose_each(registry, "kv_agent_share_", _RECEIVER, RANK_LABELS, lambda: receivers)
         peers = [((model_name,), sharing.peers)]
         expose_each(registry, "kv_agent_share_", _PEERS, ("model_name",), lambda: peers)
     return registry

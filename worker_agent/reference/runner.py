@@ -19,6 +19,7 @@ from router.publisher.rank_queries import LocalIndex, RankQueryResponder
 from worker_agent.blocks.changes import BlockRemoved, BlockStored, Change
 from worker_agent.reference.engine.batching import GenerationRequest
 from worker_agent.reference.engine.engine import Generated, ReferenceEngine, StepInput, StepOutput
+from worker_agent.sharing.pushing import Steps
 
 
 class EngineBusyError(KvRouterError):
@@ -63,6 +64,8 @@ class RankRunner:
         self._streams: dict[str, asyncio.Queue[Generated]] = {}
         self._arrived = StepInput()
         self._work = asyncio.Event()
+        self.steps = Steps()
+        """The steps that computed blocks."""
 
     @property
     def request_count(self) -> int:
@@ -138,6 +141,8 @@ class RankRunner:
             self._publish(each.tier, each.change)
         for change in output.changes:
             self._publish(Tier.DEVICE, change)
+        if output.changes:
+            self.steps.note()
         for generated in output.generated:
             self._hand_over(generated)
         if output.gauges != self.gauges or output.changes or output.tier_changes:

@@ -3,9 +3,8 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from functools import partial
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -16,7 +15,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from router.errors import InvalidFieldError
-from router.protocol.replies import BlockSource
 from router.protocol.values import Rank
 from router.runtime.process.json_bodies import decode_body, read_body
 from router.runtime.security.guarded import caller_of
@@ -32,12 +30,12 @@ from worker_agent.process.http import (
     metrics_response,
 )
 from worker_agent.reference.chat import ChatRequest, TokenizeRequest
-from worker_agent.reference.completions import AgentResponse, CompletionRequest, HandOver, checked
+from worker_agent.reference.completions import AgentResponse, CompletionRequest, checked
 from worker_agent.reference.engine.batching import GenerationRequest, block_names
 from worker_agent.reference.engine.engine import Generated
 from worker_agent.reference.metrics import agent_metrics
 from worker_agent.reference.runner import RankRunner
-from worker_agent.reference.sharing import AgentSharing
+from worker_agent.reference.sharing import AgentSharing, HandingOver
 from worker_agent.sharing.reports import SharingReport
 
 T = TypeVar("T")
@@ -123,12 +121,13 @@ class EngineServer:
         if source is not None:
             generation = replace(generation, source=source)
         answer = AgentResponse(body, generation, self._config.model_name, is_chat=is_chat)
-        tokens = runner.generate(generation)
         if body.stream:
+            tokens = runner.generate(generation)
             return StreamingResponse(_stream(answer, tokens), media_type="text/event-stream")
-        if not await _is_generated(request, answer, tokens):
-            return Response(status_code=499)
-        hand_over = await self._handed_over(body, runner.rank, generation)
+        async with self._handing_over(body, runner, generation) as handing_over:
+            if not await _is_generated(request, answer, runner.generate(generation)):
+                return Response(status_code=499)
+            hand_over = None if handing_over is None else await handing_over()
         return Response(answer.whole(hand_over), media_type="application/json")
 
     async def models(self, _: Request) -> Response:
@@ -169,17 +168,19 @@ class EngineServer:
             return None
         return await self._sharing.source(params.source, rank, params.leased)
 
-    async def _handed_over(
-        self, body: CompletionRequest, rank: Rank, request: GenerationRequest
-    ) -> HandOver | None:
-        """Return what the worker that decodes needs of the computed prompt, or None."""
-        params = body.kv_transfer_params
-        if params is None or not params.do_remote_decode or self._sharing is None:
-            return None
-        blocks = len(request.prompt) // self._config.block_size
-        source = BlockSource(rank.worker_id, rank.dp_rank, blocks, "device")
-        names = partial(block_names, request, self._config.block_size, self._sharing.naming)
-        return HandOver(source, await asyncio.to_thread(self._sharing.leased, rank, names))
+    @asynccontextmanager
+    async def _handing_over(
+        self, body: CompletionRequest, runner: RankRunner, request: GenerationRequest
+    ) -> AsyncIterator[HandingOver | None]:
+        """Hand over a prompt's blocks to the worker that decodes; None: it is this one."""
+        params, sharing = body.kv_transfer_params, self._sharing
+        if params is None or not params.do_remote_decode or sharing is None:
+            yield None
+            return
+        size = self._config.block_size
+        names = await asyncio.to_thread(block_names, request, size, sharing.naming)
+        async with sharing.handing_over(names, runner.rank, runner.steps, params.target) as it:
+            yield it
 
     def _runner(self, header: str | None) -> RankRunner:
         """Return the rank in the header, or the one with the fewest requests."""

@@ -9,14 +9,17 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from router.errors import ConfigError
 from router.protocol.replies import BlockSource
+from router.protocol.requests import RankTarget
 from router.protocol.values import Rank
 from router.runtime.http_server.server import ANY_ADDRESS
 from router.runtime.security.config import BlockKeyConfig
@@ -28,10 +31,12 @@ from worker_agent.manager.config import CacheModel
 from worker_agent.manager.manager import KvBlockManager
 from worker_agent.manager.settings import derived_secret
 from worker_agent.process.announced import AnnouncedWorkers
+from worker_agent.reference.completions import HandOver
 from worker_agent.sharing.blockset import encode
 from worker_agent.sharing.errors import BlocksetError, PeerError
 from worker_agent.sharing.peer_blocksets import PeerBlocksets
 from worker_agent.sharing.peer_tier import PeerTier
+from worker_agent.sharing.pushing import PromptPush, Pushed, Pushes, Steps
 from worker_agent.sharing.reports import SharingReport
 from worker_agent.sharing.sharing import BlockSharing, SharingConfig, sharing_report
 from worker_agent.storage.mapped_file import kept_path
@@ -40,6 +45,9 @@ log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
 EXPIRE_EVERY_S = 0.5
+HandingOver: TypeAlias = Callable[[], Awaitable[HandOver]]
+"""A hand-over in progress; its result is due once the prompt is computed."""
+
 MAX_EXPORT_BYTES = 512 * 1024
 """Limit of an agent's announced blocksets."""
 
@@ -64,7 +72,9 @@ class AgentSharing:
         self.naming = naming
         self._managers = managers
         self._lease_s = config.sharing.share_lease_s
+        self._timeout_s = config.tiers.onboard_timeout_s
         self.ranks: dict[Rank, BlockSharing] = {}
+        self.pushes: dict[Rank, Pushes] = {}
         announced = AnnouncedWorkers(config.engine.model_name, config.identity)
         self.peers = PeerBlocksets(announced, self.ranks)
         self._name = config.sharing.share_address
@@ -76,7 +86,9 @@ class AgentSharing:
                 ours = _sharing_config(config, epoch, index, rank)
                 sharing = BlockSharing(manager, model, ours, server_tls=tls, client_tls=client_tls)
                 self.ranks[rank] = sharing
-                manager.stack.connect_peers(_Connecting(sharing, config.tiers.onboard_timeout_s).to)
+                manager.stack.connect_peers(_Connecting(sharing, self._timeout_s).to)
+                if (device := manager.device()) is not None:
+                    self.pushes[rank] = Pushes(sharing, device, self._timeout_s)
         except PeerError as error:
             self.close()
             allowed = "ports, and a directory, where this agent may listen"
@@ -126,14 +138,44 @@ class AgentSharing:
                 log.info("lease of worker %s not used: %s", source, error)
         return PeerSource(source, addresses, hint.blocks, leased)
 
-    def leased(
-        self, rank: Rank, names: Callable[[], Sequence[BlockName]]
-    ) -> BlockDescriptorList | None:
+    @asynccontextmanager
+    async def handing_over(
+        self, names: Sequence[BlockName], rank: Rank, steps: Steps, to: RankTarget | None
+    ) -> AsyncIterator[HandingOver]:
+        """Hand over the blocks of a prompt that a rank computes in this context.
+
+        `to`: the rank that will decode; they are pushed there if it can be reached.
+        """
+        target = None if to is None else Rank(to.worker_id, to.dp_rank or 0)
+        addresses: Sequence[str] = ()
+        if names and target is not None and target != rank and rank in self.pushes:
+            addresses = await self.peers.find(target, rank)
+        if target is None or not addresses:
+            yield partial(self._handed_over, names, rank, None)
+            return
+        async with self.pushes[rank].push(target, addresses, names, steps) as push:
+            yield partial(self._handed_over, names, rank, push)
+
+    async def _handed_over(
+        self, names: Sequence[BlockName], rank: Rank, push: PromptPush | None
+    ) -> HandOver:
+        """Return what the worker that decodes needs of a computed prompt.
+
+        Its blocks on the device are leased to it, unless all of them were pushed.
+        """
+        pushed = Pushed() if push is None else await push.finished(self._timeout_s)
+        source = BlockSource(rank.worker_id, rank.dp_rank, len(names), "device")
+        leased = None
+        if not pushed.is_whole:
+            leased = await asyncio.to_thread(self._leased, rank, names)
+        return HandOver(source, pushed.blocks, leased)
+
+    def _leased(self, rank: Rank, names: Sequence[BlockName]) -> BlockDescriptorList | None:
         """Lease the leading blocks of a prompt on a rank's device; None if it is not possible."""
         device = self._managers[rank].device()
         if device is None or not self._lease_s:
             return None
-        blocks = device.match([name.identity for name in names()])
+        blocks = device.match([name.identity for name in names])
         try:
             return self.ranks[rank].lease(blocks, self._lease_s)
         except BlocksetError as error:
@@ -157,6 +199,8 @@ class AgentSharing:
 
     def close(self) -> None:
         """Stop serving blocks."""
+        for pushes in self.pushes.values():
+            pushes.close()
         for sharing in self.ranks.values():
             sharing.close(CLOSE_TIMEOUT_S)
 
@@ -188,6 +232,7 @@ def _sharing_config(config: ReferenceConfig, epoch: int, index: int, rank: Rank)
         timeout_s=settings.share_timeout_s,
         max_connections=settings.share_max_connections,
         max_leased_blocks=config.engine.num_blocks // 2,
+        push_lease_s=settings.share_lease_s,
     )
 
 

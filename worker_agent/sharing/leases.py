@@ -2,12 +2,15 @@
 
     grant ─▶ live ──use──▶ in use ─▶ live          revoke, expire ─▶ gone: refused from now on
 
-Blocks of a lease stay in the pool while a transfer uses them, even after its end. Callable from any
-thread. Time and the names of leases are arguments.
+    grant a push ─▶ written, block by block ─▶ take_written: its leading written blocks
+
+Blocks of a lease stay in the pool while a transfer uses them, even after its end. Those of a push
+cannot be read under it. Callable from any thread. Time and the names of leases are arguments.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from threading import RLock
 
 from msgspec import Struct
@@ -15,19 +18,40 @@ from msgspec import Struct
 from router.protocol.values import Rank
 from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.blocks.handles import Handle, ImmutableBlocks, MutableBlocks
+from worker_agent.blocks.names import BlockName
 from worker_agent.sharing.blockset import described_blocks
 from worker_agent.sharing.errors import BlocksetError
+
+
+class Push(Struct, eq=False):
+    """What a push writes: the blocks of these names, for a connection; see `Leases.grant`.
+
+    `checksums`: of the blocks written so far.
+    """
+
+    names: Sequence[BlockName]
+    connection: object
+    checksums: dict[int, int] = {}
+
+
+class Written(Struct, frozen=True):
+    """The leading written blocks of a push, in a handle, with their names and checksums."""
+
+    handle: MutableBlocks
+    names: Sequence[BlockName]
+    checksums: Sequence[int]
 
 
 class _Lease:
     """A lease; `users` counts its transfers. An ended lease keeps its blocks until that is 0."""
 
-    __slots__ = ("handle", "has_ended", "set_idx", "until_s", "users")
+    __slots__ = ("handle", "has_ended", "push", "set_idx", "until_s", "users")
 
-    def __init__(self, handle: Handle, set_idx: int, until_s: float) -> None:
+    def __init__(self, handle: Handle, set_idx: int, until_s: float, push: Push | None) -> None:
         self.handle = handle
         self.set_idx = set_idx
         self.until_s = until_s
+        self.push = push
         self.users = 0
         self.has_ended = False
 
@@ -42,8 +66,10 @@ class LeaseCounters(Struct):
     refused: int = 0
     """Beyond the limit of leased blocks."""
     ended: int = 0
-    """Ended by the owner, or by the recipient, which had read the blocks."""
+    """Ended by the owner, or by the recipient, which had read or written the blocks."""
     expired: int = 0
+    abandoned: int = 0
+    """Of pushes whose sender gave up, or whose connection ended."""
 
 
 class Leases:
@@ -67,21 +93,27 @@ class Leases:
         return len(self._leases)
 
     def grant(
-        self, handle: MutableBlocks | ImmutableBlocks, set_idx: int, name: str, until_s: float
+        self,
+        handle: MutableBlocks | ImmutableBlocks,
+        set_idx: int,
+        name: str,
+        until_s: float,
+        push: Push | None = None,
     ) -> BlockDescriptorList:
         """Grant use of these blocks until `until_s`; the lease takes over the handle.
 
-        `name`: an unguessable name; any holder of it may use the blocks. Raises BlocksetError, and
-        then leaves the handle with the caller.
+        `name`: an unguessable name; any holder of it may use the blocks. `push`: they are written
+        with the blocks of its names, in this order, and cannot be read; how many there may be is
+        the caller's to limit. Raises BlocksetError, and then leaves the handle with the caller.
         """
         listed = described_blocks(handle, self.rank, set_idx, lease=name, epoch=self.epoch)
         with self._lock:
             total = self.leased_blocks(set_idx) + len(handle)
-            if total > self._max_blocks:
+            if push is None and total > self._max_blocks:
                 self.counters.refused += 1
                 allowed = f"{self._max_blocks} of a set at a time"
                 raise BlocksetError("handle", f"{total} blocks leased", allowed, rule="too_many")
-            self._leases[name] = _Lease(handle, set_idx, until_s)
+            self._leases[name] = _Lease(handle, set_idx, until_s, push)
             self.counters.granted += 1
         return listed
 
@@ -119,16 +151,67 @@ class Leases:
             self.counters.ended += 1
             return lease.handle
 
-    def end(self, name: str) -> None:
-        """End a lease of blocks to read, because its recipient has them; release them.
+    def pushes(self, connection: object = None) -> tuple[int, int]:
+        """Return the number of pushes and of their blocks; of one connection, or of all."""
+        with self._lock:
+            blocks = [
+                len(each.handle)
+                for each in self._leases.values()
+                if each.push is not None and connection in (None, each.push.connection)
+            ]
+            return len(blocks), sum(blocks)
 
-        Without effect for one that has ended, and for blocks to write: their owner takes them back.
+    def note_written(
+        self, listed: BlockDescriptorList, checksums: Mapping[int, int], until_s: float
+    ) -> None:
+        """Record the checksums of blocks that were written under a lease.
+
+        New blocks of a push extend it to `until_s`. Raises BlocksetError for a lease that has ended
+        meanwhile: what was written is of no use.
+        """
+        with self._lock:
+            push = (lease := self._live(listed.lease)).push
+            if push is not None and checksums.keys() - push.checksums.keys():
+                lease.until_s = max(lease.until_s, until_s)
+                push.checksums |= checksums
+
+    def take_written(self, name: str, now_s: float) -> Written:
+        """End a push, and return its leading written blocks; the others are released.
+
+        Raises BlocksetError for a lease of no push, and for one that is not live, or is in use.
+        """
+        with self._lock:
+            lease = self._live(name)
+            if lease.push is None:
+                raise BlocksetError("lease", "not of a push", "that of a push", rule="not_a_push")
+            if now_s >= lease.until_s:
+                raise BlocksetError("lease", "expired", "one that is not", rule="lease_expired")
+            handle, push = self.take_back(name), lease.push
+        assert isinstance(handle, MutableBlocks)
+        blocks = list(takewhile(push.checksums.__contains__, handle.block_ids))
+        written, rest = handle.split(len(blocks))
+        rest.release()
+        return Written(written, push.names[: len(blocks)], [push.checksums[b] for b in blocks])
+
+    def end(self, name: str) -> None:
+        """End a lease of blocks to read, or a push, because its recipient needs it no more.
+
+        Without effect for one that has ended, and for other blocks to write: their owner takes them
+        back.
         """
         with self._lock:
             lease = self._leases.get(name)
-            if lease is not None and isinstance(lease.handle, ImmutableBlocks):
+            if lease is not None and (lease.push or isinstance(lease.handle, ImmutableBlocks)):
                 self.revoke(name)
-                self.counters.ended += 1
+                self.counters.ended += lease.push is None
+                self.counters.abandoned += lease.push is not None
+
+    def leave(self, connection: object) -> None:
+        """End the pushes of a connection that has ended."""
+        with self._lock:
+            for name, lease in list(self._leases.items()):
+                if lease.push is not None and lease.push.connection is connection:
+                    self.end(name)
 
     def revoke(self, name: str) -> None:
         """End a lease, and release its blocks; repeated calls have no effect."""
@@ -168,6 +251,8 @@ class Leases:
         lease = self._live(listed.lease)
         if now_s >= lease.until_s:
             raise BlocksetError("lease", "expired", "one that is not", rule="lease_expired")
+        if lease.push is not None and not is_write:
+            raise BlocksetError("lease", "of a push", "blocks that have names", rule="not_readable")
         if is_write and not isinstance(lease.handle, MutableBlocks):
             raise BlocksetError("mutability", "immutable", "mutable blocks", rule="immutable")
         if is_write and len(set(listed.block_indices)) < len(listed.block_indices):

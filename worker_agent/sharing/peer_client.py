@@ -5,20 +5,23 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
 from router.protocol.values import Rank
 from router.runtime.security.http_access import ClientTls
 from worker_agent.blocks.descriptors import BlockDescriptorList
+from worker_agent.blocks.names import BlockName
 from worker_agent.sharing.errors import BlocksetError, PeerError
 from worker_agent.sharing.peer_wire import (
     CLIENT,
     NONCE_BYTES,
     SERVER,
     Challenge,
+    Complete,
     End,
     Find,
     Found,
@@ -27,10 +30,13 @@ from worker_agent.sharing.peer_wire import (
     Go,
     Line,
     Mapped,
+    Named,
     PeerRefused,
     Proof,
     Put,
     Released,
+    Reserve,
+    Reserved,
     Sent,
     Taken,
     Welcome,
@@ -40,6 +46,8 @@ from worker_agent.sharing.peer_wire import (
 )
 from worker_agent.transfer.block_window import Incoming
 from worker_agent.transfer.plan import BlockResult
+
+T = TypeVar("T", bound=Struct)
 
 
 class MappedMemory:
@@ -140,7 +148,7 @@ class PeerClient:
         return self._received(request, count, room, is_leased=True)
 
     def end(self, listed: BlockDescriptorList) -> None:
-        """End the lease of blocks that were read; without a connection it ends by itself."""
+        """End a lease that is not used any more; without a connection it ends by itself."""
         try:
             line = self._ready()
             line.send(End(listed.lease))
@@ -157,14 +165,8 @@ class PeerClient:
 
         Raises BlocksetError if the owner refuses the request.
         """
-        try:
-            line = self._ready()
-            line.send(Find(list(identities)))
-            found: Found = _unless_refused(line.receive(Found | PeerRefused))
-        except PeerError:
-            self.close()
-            return None
-        return found.places
+        found = self._answered(Find(list(identities)), Found)
+        return None if found is None else found.places
 
     def put(self, blocks: Sequence[memoryview], listed: BlockDescriptorList) -> list[BlockResult]:
         """Write our blocks to the target of a write lease. Raises BlocksetError."""
@@ -180,6 +182,31 @@ class PeerClient:
         return [
             BlockResult.CORRUPT if i in corrupt else BlockResult.DONE for i in range(len(blocks))
         ]
+
+    def reserve(self, names: Sequence[BlockName], fingerprint: int) -> Reserved | None:
+        """Return a lease to write a prompt's leading blocks; None after a connection failure.
+
+        Raises BlocksetError if the owner refuses the request.
+        """
+        return self._answered(Reserve(list(names), fingerprint), Reserved)
+
+    def complete(self, lease: str) -> int | None:
+        """Have the blocks written under a lease named, and return how many leading ones are.
+
+        Returns None after a connection failure. Raises BlocksetError if the owner refuses it.
+        """
+        named = self._answered(Complete(lease), Named)
+        return None if named is None else named.blocks
+
+    def _answered(self, request: Struct, kind: type[T]) -> T | None:
+        try:
+            line = self._ready()
+            line.send(request)
+            answer: T = _unless_refused(line.receive(kind | PeerRefused))
+        except PeerError:
+            self.close()
+            return None
+        return answer
 
     def close(self) -> None:
         """Close the connection; calling it again has no effect."""
@@ -220,7 +247,7 @@ class PeerClient:
             yield from self._memory.taken(line, sent, [room.views[place] for place in places])
             return
         for place in places:
-            yield line.receive_block(room.views[place])
+            yield line.receive_block(room.views[place]) is not None
 
     def _check_size(self, block_bytes: int, blocks: Sequence[memoryview]) -> None:
         odd = next((len(block) for block in blocks if len(block) != block_bytes), None)

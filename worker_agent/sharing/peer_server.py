@@ -37,6 +37,7 @@ from worker_agent.sharing.peer_wire import (
     SERVER,
     VERSION,
     Challenge,
+    Complete,
     End,
     Find,
     Found,
@@ -45,11 +46,13 @@ from worker_agent.sharing.peer_wire import (
     Go,
     Line,
     Mapped,
+    Named,
     PeerRefused,
     Proof,
     Put,
     Released,
     Request,
+    Reserve,
     Sent,
     Taken,
     Welcome,
@@ -57,6 +60,7 @@ from worker_agent.sharing.peer_wire import (
     is_proof,
     proof_of,
 )
+from worker_agent.sharing.receiving import PushReceiver
 from worker_agent.transfer.block_window import BlockWindow
 
 CHECK_EVERY = 8
@@ -221,7 +225,7 @@ class PeerCounters(Struct):
 class PeerServer:
     """A server that accepts connections from construction to `close`."""
 
-    __slots__ = ("_clock", "_closed", "_guests", "_leases", "_listeners", "_sets",
+    __slots__ = ("_clock", "_closed", "_guests", "_leases", "_listeners", "_receiver", "_sets",
                  "_threads", "_timeout_s", "_tls", "_token", "addresses", "counters")  # fmt: skip
 
     def __init__(
@@ -237,12 +241,14 @@ class PeerServer:
         timeout_s: float = 30.0,
         max_connections: int = MAX_CONNECTIONS,
         clock: Callable[[], float] = time.monotonic,
+        receiver: PushReceiver | None = None,
     ) -> None:
         """Start listening. Raises PeerError if an address is not available.
 
         `sets`: by their index in exports. `token`: of the deployment. `host`: None for no port.
         `path`: of a socket for workers on this host. `timeout_s`: for all data of one request.
         `max_connections`: of proven peers. `clock`: the one that the leases use.
+        `receiver`: of pushed blocks; None: all are refused.
         """
         self.counters = PeerCounters()
         self._leases = leases
@@ -251,6 +257,7 @@ class PeerServer:
         self._tls = tls
         self._timeout_s = timeout_s
         self._clock = clock
+        self._receiver = receiver
         self._guests = Guests(max_connections, MAX_STRANGERS)
         self._closed = Event()
         self._listeners = [] if host is None else [tcp_listener(host, port)]
@@ -307,9 +314,7 @@ class PeerServer:
             with secured(connection, address, self._tls, self._guests, PROOF_S) as connected:
                 line = Line(connected, address, self._deadline_s(PROOF_S))
                 if self._is_proven(line):
-                    handed_over: set[int] = set()
-                    while self._answer(line, handed_over):
-                        pass
+                    self._answer_all(line)
         except PeerError:
             self.counters.broken += 1
         finally:
@@ -337,6 +342,14 @@ class PeerServer:
 
     # ── Requests ─────────────────────────────────────────────────────────────────────────────────
 
+    def _answer_all(self, line: Line) -> None:
+        handed_over: set[int] = set()
+        try:
+            while self._answer(line, handed_over):
+                pass
+        finally:
+            self._leases.leave(line)
+
     def _answer(self, line: Line, handed_over: set[int]) -> bool:
         """Serve one request; return False if the client closed the connection.
 
@@ -355,11 +368,8 @@ class PeerServer:
                     self._give_named(line, request, handed_over)
                 case Put():
                     self._take(line, request)
-                case Find():
-                    self._find(line, request)
-                case End():
-                    self._leases.end(request.lease)
-                    line.send(Released())
+                case _:
+                    line.send(self._message(line, request))
         except BlocksetError as error:
             self._refuse(line, error.rule, str(error))
         return True
@@ -374,14 +384,27 @@ class PeerServer:
             self.counters.leased_gets += 1
         line.send(Released())  # As for `Written`: the owner may take the lease back at once.
 
-    def _find(self, line: Line, request: Find) -> None:
-        """Answer which blocks are here, and mark them as used: they are likely to be read next."""
+    def _message(self, line: Line, request: Find | End | Reserve | Complete) -> Struct:
+        """Return the answer to a request without blocks. Raises BlocksetError."""
+        match request:
+            case Find():
+                return self._find(request)
+            case End():
+                self._leases.end(request.lease)
+                return Released()
+            case Reserve():
+                return self._receiving().reserve(request, line)
+            case Complete():
+                return Named(self._receiving().complete(request.lease))
+
+    def _find(self, request: Find) -> Found:
+        """Return which blocks are here, and mark them as used: they are likely to be read next."""
         _check_count(request.identities)
         with ExitStack() as held:
             _, missing = held_by_name(request.identities, self._sets, held)
         gone = set(missing)
         places = [place for place in range(len(request.identities)) if place not in gone]
-        line.send(Found(places))
+        return Found(places)
 
     def _give_named(self, line: Line, request: GetNamed, handed_over: set[int]) -> None:
         """Send each block from the first set that has it; sets that can be mapped come first."""
@@ -408,14 +431,24 @@ class PeerServer:
             window = self._shared(listed).window
             line.send(Go(window.block_bytes))
             incoming = window.incoming(blocks)
-            right = [line.receive_block(view) for view in incoming.views]
-            corrupt = [place for place, is_right in enumerate(right) if not is_right]
-            incoming.landed([place for place, is_right in enumerate(right) if is_right])
+            checksums = [line.receive_block(view) for view in incoming.views]
+            corrupt = [place for place, each in enumerate(checksums) if each is None]
+            incoming.landed([place for place, each in enumerate(checksums) if each is not None])
+            right = zip(blocks, checksums, strict=True)
+            written = {block: each for block, each in right if each is not None}
+            until_s = now_s if self._receiver is None else self._receiver.until_s()
+            self._leases.note_written(listed, written, until_s)
             self.counters.puts += 1
             self.counters.received_blocks += len(blocks) - len(corrupt)
             self.counters.corrupt_blocks += len(corrupt)
         # The lease is unused when the peer knows: its owner may take it back at once.
         line.send(Written(corrupt))
+
+    def _receiving(self) -> PushReceiver:
+        if self._receiver is None:
+            allowed = "a worker with host memory"
+            raise BlocksetError("push", "no blocks are taken", allowed, rule="no_receiver")
+        return self._receiver
 
     def _shared(self, listed: BlockDescriptorList) -> SharedSet:
         shared = self._sets.get(listed.block_set_idx)

@@ -2,7 +2,8 @@
 
 server  Challenge ─▶                    ◀─ Proof        client
         Welcome (its proof), or Refused ─▶
-                                        ◀─ Get, GetNamed, Put, Find, or End
+                                        ◀─ Get, GetNamed, Put, Find, End,
+                                           Reserve, or Complete
         Sent, then blocks ─▶  (Get)
         or Mapped, a file ─▶            ◀─ Taken        (Get on one host: shared memory)
         Released ─▶                                     (Get under a lease: it is unused again)
@@ -10,6 +11,8 @@ server  Challenge ─▶                    ◀─ Proof        client
         Written ─▶
         Found ─▶                                        (Find)
         Released ─▶                                     (End)
+        Reserved ─▶                                     (Reserve: a lease to write, for Put)
+        Named ─▶                                        (Complete: the blocks put are readable)
 
 A message is its length (u32, little-endian) and msgpack. A block is its bytes and their XXH3 (u64),
 sent from and received into its memory directly. Both sides know the number and size of blocks from
@@ -42,11 +45,12 @@ from xxhash import xxh3_64
 
 from router.protocol.values import UNREADABLE
 from worker_agent.blocks.descriptors import BlockDescriptorList
+from worker_agent.blocks.names import BlockName
 from worker_agent.sharing.errors import PeerError
 
-VERSION = 4
+VERSION = 5
 """2: messages and blocks after the greeting have tags. 3: `Released` ends a `Get`; `Find`.
-4: `Get` names what it expects; `End`."""
+4: `Get` names what it expects; `End`. 5: `Reserve`, `Complete`."""
 
 
 class Challenge(Struct, frozen=True, tag=True):
@@ -145,7 +149,7 @@ class Find(Struct, frozen=True, tag=True):
 
 
 class End(Struct, frozen=True, tag=True):
-    """The end of a lease whose blocks the client has read: the owner need not keep them."""
+    """The end of a lease: the client has read its blocks, or will write no more of them."""
 
     lease: str
 
@@ -168,7 +172,40 @@ class Written(Struct, frozen=True, tag=True):
     corrupt: list[int]
 
 
-Request = Get | GetNamed | Put | Find | End
+class Reserve(Struct, frozen=True, tag=True):
+    """A request for a lease to write a prompt's blocks into the owner's host memory.
+
+    `names`: of its leading blocks, in order. `fingerprint`: of the model that computes them.
+    """
+
+    names: list[BlockName]
+    fingerprint: int
+
+
+class Reserved(Struct, frozen=True, tag=True):
+    """The owner's lease for the blocks at these places of a `Reserve`; None if there is none.
+
+    `is_whole`: the owner has all other blocks; if not, it has no room for some.
+    """
+
+    places: list[int]
+    listed: BlockDescriptorList | None
+    is_whole: bool
+
+
+class Complete(Struct, frozen=True, tag=True):
+    """The end of a lease to write: all of its blocks that will be written are."""
+
+    lease: str
+
+
+class Named(Struct, frozen=True, tag=True):
+    """The number of leading blocks of a completed lease that are readable by their names now."""
+
+    blocks: int
+
+
+Request = Get | GetNamed | Put | Find | End | Reserve | Complete
 
 
 MAX_MESSAGE_BYTES = 1 << 20
@@ -358,8 +395,8 @@ class Line:
         tag.add(tail)
         self._send(tail + tag.value())
 
-    def receive_block(self, block: memoryview) -> bool:
-        """Receive a block into its place and return whether its checksum is right."""
+    def receive_block(self, block: memoryview) -> int | None:
+        """Receive a block into its place; return its checksum, or None if that is wrong."""
         assert self._receiving is not None
         tag, checksum, left = self._receiving.next(), xxh3_64(), block
         while len(left):
@@ -371,7 +408,8 @@ class Line:
         self._receive_into(memoryview(tail))
         tag.add(tail)
         self._check_tag(tag)
-        return bool(_U64.unpack(tail)[0] == checksum.intdigest())
+        received = checksum.intdigest()
+        return received if _U64.unpack(tail)[0] == received else None
 
     def close(self) -> None:
         """Close the connection; calling it again has no effect."""

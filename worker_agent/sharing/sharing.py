@@ -19,10 +19,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from router.protocol.values import Rank
+from router.protocol.values import Rank, Tier
 from router.runtime.security.http_access import ClientTls
 from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.blocks.handles import Handle, ImmutableBlocks, MutableBlocks
+from worker_agent.blocks.names import CacheLevel
 from worker_agent.manager.config import CacheModel
 from worker_agent.manager.manager import KvBlockManager
 from worker_agent.manager.tier_blocks import BlockSet
@@ -48,6 +49,7 @@ from worker_agent.sharing.peer_server import (
     SharedSet,
     no_proof,
 )
+from worker_agent.sharing.receiving import PushReceiver
 from worker_agent.sharing.reports import RefusedBlockset, SharingReport, check_rank
 from worker_agent.tiers.offload_lane import EdgeCounters
 from worker_agent.transfer.block_window import BlockWindow
@@ -79,6 +81,8 @@ class SharingConfig(Struct, frozen=True, kw_only=True):
     """The limit of concurrent connections of other workers."""
     max_leased_blocks: int = MAX_LEASED_BLOCKS
     """The limit of leased blocks of each set; others are refused."""
+    push_lease_s: float = 10.0
+    """A push of another worker's blocks ends if none arrives for this time; 0: none is taken."""
 
 
 class BlockSharing:
@@ -88,7 +92,7 @@ class BlockSharing:
     """
 
     __slots__ = ("_clients", "_clock", "_config", "_leases", "_manager", "_model", "_remote",
-                 "_server", "_sets", "_tls", "_windows")  # fmt: skip
+                 "_server", "_sets", "_tls", "_windows", "receiver")  # fmt: skip
 
     def __init__(
         self,
@@ -126,6 +130,8 @@ class BlockSharing:
             for index, each in self._sets.items()
             if index in self._windows
         }
+        self.receiver = self._receiver()
+        """The receiver of other workers' pushes; None without host memory."""
         self._server = PeerServer(
             self._leases,
             shared,
@@ -137,12 +143,23 @@ class BlockSharing:
             timeout_s=config.timeout_s,
             max_connections=config.max_connections,
             clock=clock,
+            receiver=self.receiver,
         )
 
     @property
     def rank(self) -> Rank:
         """Our rank."""
         return self._leases.rank
+
+    @property
+    def fingerprint(self) -> int:
+        """The fingerprint of the model of our blocks."""
+        return self._model.fingerprint
+
+    @property
+    def pushes(self) -> tuple[int, int]:
+        """The number of pushes to us, and of blocks leased for them."""
+        return self._leases.pushes()
 
     @property
     def counters(self) -> PeerCounters:
@@ -263,12 +280,17 @@ class BlockSharing:
 
     # ── Blocks ───────────────────────────────────────────────────────────────────────────────────
 
-    def put(self, sources: Handle, targets: RemoteBlocks) -> list[BlockResult]:
-        """Write our blocks into another worker's. Raises TransferError, BlocksetError."""
+    def put(
+        self, sources: Handle, targets: RemoteBlocks, client: PeerClient | None = None
+    ) -> list[BlockResult]:
+        """Write our blocks into another worker's. Raises TransferError, BlocksetError.
+
+        `client`: of another thread, which calls this; see `client`.
+        """
         listed = self._described(sources)
         check_put(listed, targets.listed)
         blocks = self._windows[listed.block_set_idx].outgoing(listed.block_indices)
-        return self._client(targets).put(blocks, targets.listed)
+        return (client or self._client(targets)).put(blocks, targets.listed)
 
     def get(self, sources: RemoteBlocks, targets: MutableBlocks) -> list[BlockResult]:
         """Read another worker's blocks into ours. Raises TransferError, BlocksetError."""
@@ -304,6 +326,24 @@ class BlockSharing:
         self._leases.close()
 
     # ── Helpers ──────────────────────────────────────────────────────────────────────────────────
+
+    def _receiver(self) -> PushReceiver | None:
+        store = self._manager.stack.store_of(Tier.HOST)
+        host = self._manager.block_sets().get(CacheLevel.G2)
+        if host is None or host.index not in self._windows or not self._config.push_lease_s:
+            return None
+        if not isinstance(store, StoredTier):
+            return None
+        return PushReceiver(
+            self._leases,
+            host,
+            self._manager.stack,
+            store,
+            self._model.fingerprint,
+            lease_s=self._config.push_lease_s,
+            timeout_s=self._config.timeout_s,
+            clock=self._clock,
+        )
 
     def _set_of(self, handle: Handle) -> BlockSet:
         for each in self._sets.values():

@@ -19,6 +19,7 @@ from collections.abc import Generator, Sequence
 from torch import Tensor
 
 from worker_agent.blocks.changes import Change
+from worker_agent.blocks.handles import MutableBlocks
 from worker_agent.blocks.names import BlockName
 from worker_agent.blocks.pool import BlockPool
 from worker_agent.blocks.pool_values import PoolStatus, ResetOutcome
@@ -187,6 +188,39 @@ class StoredTier:
         self.counters.stored += written.count(BlockResult.DONE)
         self.counters.failed += written.count(BlockResult.FAILED)
         return outcomes
+
+    def reserve(
+        self, identities: Sequence[bytes], most_blocks: int, kept_blocks: int
+    ) -> tuple[list[int], list[int]]:
+        """Allocate slots for the leading new blocks, which another component writes.
+
+        Returns their places and the slots: at most `most_blocks`, and none of the last
+        `kept_blocks` that could be allocated. They are to be passed to `name`, or released.
+        """
+        new = [place for place, block in enumerate(self.pool.scan(identities)) if block is None]
+        room = max(min(most_blocks, self.pool.available_blocks - kept_blocks), 0)
+        blocks = self.pool.allocate(len(new[:room]))
+        if blocks is None:  # Other threads allocated blocks in between.
+            return [], []
+        self._proofs.invalidate(blocks)
+        return new[:room], blocks
+
+    def name(
+        self, written: MutableBlocks, names: Sequence[BlockName], checksums: Sequence[int]
+    ) -> None:
+        """Name reserved slots that were written, with their bytes' checksums; the handle ends.
+
+        Where a block of that name is there by now, that one stays.
+        """
+        slots = written.block_ids
+        with written.register(names) as named:
+            for slot, kept, name, of_block in zip(
+                slots, named.block_ids, names, checksums, strict=True
+            ):
+                if slot == kept:
+                    self._proofs.note(slot, name.identity, of_block)
+                    self._proofs.write_down(slot, name)
+        self.counters.stored += len(names)
 
     def load(
         self, identities: Sequence[bytes], rows: Tensor, *, is_sampled: bool = False

@@ -4,9 +4,12 @@
     from it                   kv_transfer_params {do_remote_prefill: true, location of the blocks}
     to the decode worker      the same, unchanged
 
-Their content is private to the engines. Only `source` is the router's: see `Decision`.
+Their content is private to the engines. The router's are `source` (see `Decision`) and `target`,
+the rank that will probably decode. An engine that answers with `pushed`, a number of blocks, writes
+them there while it computes; the others are sent no `target`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -21,7 +24,7 @@ from router.forward.headers import (
 )
 from router.forward.request_body import CompletionRequest
 from router.protocol.replies import Decision
-from router.protocol.requests import SelectRequest, Usage
+from router.protocol.requests import RankTarget, SelectRequest, Usage
 from router.protocol.values import UNREADABLE
 
 PARAMS = "kv_transfer_params"
@@ -108,14 +111,24 @@ def is_to_bypass(asked: CompletionRequest) -> bool:
     return any(each.partition(":")[0] == BYPASS for each in asked.extensions.annotations)
 
 
-def prefill_body(asked: CompletionRequest) -> bytes:
-    """Return the body for the prefill worker; it generates one token, which shows the end."""
+def pushes(params: Mapping[str, Any]) -> bool:
+    """Return whether these parameters are of an engine that pushes blocks to a `target`."""
+    return isinstance(params.get("pushed"), int)
+
+
+def prefill_body(asked: CompletionRequest, target: RankTarget | None = None) -> bytes:
+    """Return the body for the prefill worker; it generates one token, which shows the end.
+
+    `target`: the rank to push the blocks to.
+    """
     fields: dict[str, Any] = {"max_tokens": 1, "min_tokens": 1, "stream": False}
     if asked.path == CHAT and "max_completion_tokens" in asked.fields:
         fields["max_completion_tokens"] = 1
     if "n" in asked.fields:
         fields["n"] = 1
     fields[PARAMS] = {**own_params(asked), **_TO_PREFILL}
+    if target is not None:
+        fields[PARAMS]["target"] = target
     return asked.to_engine(without=_NOT_OF_PREFILL, **fields)
 
 

@@ -20,6 +20,7 @@ MAX_MODELS = 1024
 class _Pool(Struct):
     state: PoolState = "pending"
     recheck_s: float = 0.0
+    pushes: bool = False
 
 
 class PrefillPools:
@@ -49,6 +50,15 @@ class PrefillPools:
         """Return whether a model never had a prefill worker, and the next lookup is not due."""
         pool = self._pools.get(model_name)
         return pool is not None and pool.state == "pending" and now_s < pool.recheck_s
+
+    def pushes(self, model_name: str) -> bool:
+        """Return whether the last prefill worker of a model was one that pushes blocks."""
+        pool = self._pools.get(model_name)
+        return pool is not None and pool.pushes
+
+    def note_pushes(self, model_name: str, *, pushes: bool) -> None:
+        """Record whether a prefill worker is one that pushes blocks."""
+        self._noted(model_name).pushes = pushes
 
     def found(self, model_name: str) -> None:
         """Record that a prefill worker was found."""

@@ -21,7 +21,7 @@ from router.forward.request_body import CompletionRequest
 from router.forward.resilience.circuit_breaker import CircuitBreaker
 from router.protocol.prefills import PrefillEvent
 from router.protocol.replies import Decision
-from router.protocol.requests import SelectRequest
+from router.protocol.requests import RankTarget, SelectRequest
 from router.runtime.http_client import HttpPool, Origin, Request, UpstreamError
 
 
@@ -57,12 +57,17 @@ class RemotePrefill:
         self._breaker = breaker
         self._events = events
 
-    async def compute(self, prompt: PrefillRequest, decision: Decision) -> Prefilled:
-        """Have a worker compute a prompt. Raises WorkerFailedError, PromptRefusedError."""
+    async def compute(
+        self, prompt: PrefillRequest, decision: Decision, target: RankTarget | None = None
+    ) -> Prefilled:
+        """Have a worker compute a prompt, and push it to `target`.
+
+        Raises WorkerFailedError, PromptRefusedError.
+        """
         worker_id, endpoint = decision.worker_id, decision.endpoint
         began_s = time.monotonic()
         try:
-            prefilled = await self._answer(prompt, decision)
+            prefilled = await self._answer(prompt, decision, target)
         except WorkerFailedError as error:
             if error.is_its_fault:
                 self._failed(decision, time.monotonic() - began_s)
@@ -94,11 +99,13 @@ class RemotePrefill:
         )
         self._events.publish(event)
 
-    async def _answer(self, prompt: PrefillRequest, decision: Decision) -> Prefilled:
+    async def _answer(
+        self, prompt: PrefillRequest, decision: Decision, target: RankTarget | None
+    ) -> Prefilled:
         asked, timeout_s = prompt.asked, self._timeout_s
         headers = to_engine(tuple(prompt.headers), decision.dp_rank, self._authorization)
         own = own_headers(prompt.request_id)
-        request = Request("POST", asked.path, prefill_body(asked), headers, True, own)
+        request = Request("POST", asked.path, prefill_body(asked, target), headers, True, own)
         origin = Origin.of(decision.endpoint)
         async with self._pool.response(origin, request, timeout_s) as answer:
             body = await answer.read(self._answer_limit_bytes, timeout_s)

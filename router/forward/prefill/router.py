@@ -25,7 +25,13 @@ from router.forward.errors import (
 from router.forward.metrics import ForwardMetrics, PrefillOutcome
 from router.forward.placement import again
 from router.forward.prefill.conditions import rule_of
-from router.forward.prefill.handoff import KvHandoff, is_handed_over, is_to_bypass, prefill_request
+from router.forward.prefill.handoff import (
+    KvHandoff,
+    is_handed_over,
+    is_to_bypass,
+    prefill_request,
+    pushes,
+)
 from router.forward.prefill.pools import PrefillPools
 from router.forward.prefill.remote_prefill import PrefillRequest, RemotePrefill
 from router.forward.resilience.booking import reserve_with_failover
@@ -230,7 +236,11 @@ class PrefillRouter:
         try:
             began_s, worker_id = time.monotonic(), booked.decision.worker_id
             self.pools.found(request.model_name)
-            prefilled = await self._prefill_calls.compute(prompt, booked.decision)
+            decode = structs.replace(
+                again(prompt.request), phase="decode", prefill_worker_id=worker_id
+            )
+            target = await self._target(decode)
+            prefilled = await self._prefill_calls.compute(prompt, booked.decision, target)
             booked.usage = prefilled.usage
         finally:
             booked.leave()
@@ -238,6 +248,22 @@ class PrefillRouter:
         self._metrics.prefill_seconds.observe(ended_s - began_s)
         if prefilled.kv_transfer_params is None:
             raise NoHandOverError(worker_id)
-        decode = structs.replace(again(prompt.request), phase="decode", prefill_worker_id=worker_id)
         params, usage = prefilled.kv_transfer_params, prefilled.usage
+        self.pools.note_pushes(request.model_name, pushes=pushes(params))
+        if params.get("pushed") and decode.session_id is None and decode.affinity_target is None:
+            decode = structs.replace(decode, affinity_target=target, session_is_hint=True)
         return KvHandoff(decode, params, booked.decision, ended_s, usage)
+
+    async def _target(self, decode: SelectRequest) -> RankTarget | None:
+        """Return the rank that would decode a prompt now, for prefill workers that push to it.
+
+        Nothing is booked: it may be another once the prompt is computed, which then reads the
+        blocks. Returns None if there is none.
+        """
+        if not self.pools.pushes(decode.model_name):
+            return None
+        try:
+            decision = await self._router.select(decode)
+        except KvRouterError:  # booking it will report the error
+            return None
+        return RankTarget(decision.worker_id, decision.dp_rank)

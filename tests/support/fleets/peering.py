@@ -1,7 +1,13 @@
 """Workers that share blocks, for tests; also a process: `python peering.py WORKER_ID INNER_DIM`."""
 
+import select
+import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from hashlib import sha256
+
+from xxhash import xxh3_64_intdigest
 
 from router.protocol.values import Rank
 from worker_agent.blocks.eviction.simple import LruEviction
@@ -110,6 +116,46 @@ def content(number, size_bytes=768):
     """The bytes of a block, each of its number."""
     pattern = bytes(place * (number + 1) % 251 for place in range(251))
     return (pattern * (size_bytes // 251 + 1))[:size_bytes]
+
+
+def sealed(data):
+    """As it is sent, but for the tag."""
+    return data + xxh3_64_intdigest(data).to_bytes(8, "little")
+
+
+@contextmanager
+def changing(address, old, new):
+    """An address that leads to another; bytes that come by are others then."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
+        relayed = threads.submit(_relay, server, _connected_to(address), old, new)
+        yield "tcp://{}:{}".format(*server.getsockname())
+        assert relayed.result(60)
+
+
+def _relay(server, far, old, new):
+    """Return whether the bytes came by."""
+    has_changed = False
+    with suppress(OSError), far, server.accept()[0] as near:
+        pair, kept = {near: far, far: near}, {near: b"", far: b""}
+        while True:
+            for source in select.select(pair, [], [])[0]:
+                received = source.recv(1 << 20)
+                if not received:
+                    return has_changed
+                data = kept[source] + received
+                has_changed = has_changed or old in data
+                data = data.replace(old, new)
+                # Of a few bytes, the end of another message may be alike: it would be kept forever.
+                ends = (n for n in range(len(old) - 1, 7, -1) if data.endswith(old[:n]))
+                begun = next(ends, 0)
+                kept[source] = data[len(data) - begun :]
+                pair[source].sendall(data[: len(data) - begun])
+    return has_changed
+
+
+def _connected_to(address):
+    host, port = address.removeprefix("tcp://").split(":")
+    return socket.create_connection((host, int(port)), 60)
 
 
 def main():

@@ -1,23 +1,30 @@
 """Blocks between workers over TCP: whole, proven, and only what leases allow."""
 
-import select
 import socket
 import ssl
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from xxhash import xxh3_64_intdigest
 
 from router.protocol.values import Rank
 from router.runtime.security.http_access import ClientTls
 from support.fleets import peering
-from support.fleets.peering import DEVICE, FOREVER_S, HOST, Worker, content, identities
+from support.fleets.peering import (
+    DEVICE,
+    FOREVER_S,
+    HOST,
+    Worker,
+    changing,
+    content,
+    identities,
+    sealed,
+)
 from support.processes.certificates import Authority
 from support.processes.servers import until
 from worker_agent.blocks.descriptors import BlockDescriptorList
@@ -262,11 +269,6 @@ def connected_to(owner):
     return socket.create_connection((host, int(port)), 60)
 
 
-def sealed(data):
-    """As it is sent, but for the tag."""
-    return data + xxh3_64_intdigest(data).to_bytes(8, "little")
-
-
 def test_block_changed_on_the_way_is_never_handed_out(owner, other):
     """By one who also corrects the checksum."""
     with owner.keep(HOST, [1, 2]):
@@ -283,39 +285,11 @@ def test_request_changed_on_the_way_gets_no_block(owner, other):
 def got_through(owner, other, old, new):
     """What becomes of block 1 if bytes are changed on the way."""
     room = other.windows[HOST].incoming([0])
-    with changing(owner, old, new) as address:
+    with changing(owner.server.addresses[0], old, new) as address:
         client = peering.PeerClient(address, owner.worker_id, peering.TOKEN, timeout_s=60)
         outcomes = client.get_named(identities(1), room)
         client.close()
     return outcomes
-
-
-@contextmanager
-def changing(owner, old, new):
-    """An address that leads to the owner; bytes that come by are others then."""
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
-        relayed = threads.submit(relay, server, connected_to(owner), old, new)
-        yield "tcp://{}:{}".format(*server.getsockname())
-        assert relayed.result(60)
-
-
-def relay(server, far, old, new):
-    """Return whether the bytes came by."""
-    has_changed = False
-    with suppress(OSError), far, server.accept()[0] as near:
-        pair, kept = {near: far, far: near}, {near: b"", far: b""}
-        while True:
-            for source in select.select(pair, [], [])[0]:
-                received = source.recv(1 << 20)
-                if not received:
-                    return has_changed
-                data = kept[source] + received
-                has_changed = has_changed or old in data
-                data = data.replace(old, new)
-                begun = next(n for n in range(len(old) - 1, -1, -1) if data.endswith(old[:n]))
-                kept[source] = data[len(data) - begun :]
-                pair[source].sendall(data[: len(data) - begun])
-    return has_changed
 
 
 def test_unexpected_worker_is_not_queried(owner, other):

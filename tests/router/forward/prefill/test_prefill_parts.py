@@ -19,6 +19,7 @@ from router.forward.prefill.handoff import (
     is_to_bypass,
     prefill_body,
     prefill_request,
+    pushes,
     read_prefilled,
 )
 from router.forward.prefill.peer_events import MOST_WAITING, PrefillEvents
@@ -164,6 +165,22 @@ def test_prefill_request_asks_for_one_token():
     assert "max_completion_tokens" not in json.loads(prefill_body(asked(CHAT)))
     kept = json.loads(prefill_body(asked(kv_transfer_params={"priority": 9})))
     assert kept["kv_transfer_params"]["priority"] == 9
+
+
+def test_target_of_a_push_replaces_one_of_the_client():
+    body = asked(kv_transfer_params={"target": {"worker_id": 9}})
+    said = json.loads(prefill_body(body, RankTarget(7, 1)))["kv_transfer_params"]
+    assert said["target"] == {"worker_id": 7, "dp_rank": 1}
+
+
+@pytest.mark.parametrize(
+    ("params", "is_pushing"), [({"pushed": 0}, True), ({"pushed": "x"}, False), ({}, False)]
+)
+def test_pools_know_whether_their_engines_push(params, is_pushing):
+    pools = PrefillPools()
+    assert not pools.pushes("m")
+    pools.note_pushes("m", pushes=pushes(params))
+    assert pools.pushes("m") == is_pushing
 
 
 def test_prefill_response_is_forwarded_unchanged():

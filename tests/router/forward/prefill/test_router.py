@@ -244,6 +244,21 @@ async def test_handover_is_used_once(scene):
         await its.until_free()
 
 
+async def test_engines_that_push_are_told_who_will_decode(scene):
+    """From their second prompt on, and then that worker is preferred."""
+    said = {"do_remote_prefill": True, "pushed": 3}
+    pushes = says(answer("p", kv_transfer_params=said))
+    roles = {1: "prefill", 2: "decode", 3: "decode"}
+    async with scene(pushes, ANSWERS, ANSWERS, roles=roles) as its:
+        answers = [await its.forward.complete() for _ in range(5)]
+        first, *others = [body["kv_transfer_params"].get("target") for body in its.asked(1)]
+        assert first is None
+        decoded = [int(each.headers["x-worker-id"]) for each in answers[1:]]
+        assert others == [{"worker_id": each, "dp_rank": 0} for each in decoded]
+        assert its.asked(decoded[0])[-1]["kv_transfer_params"] == said
+        await its.until_free()
+
+
 async def test_disconnected_client_cancels_the_prefill(scene):
     async with scene(hangs, ANSWERS) as its:
         asking = asyncio.create_task(its.forward.complete())
