@@ -320,6 +320,8 @@ def check_router(config: RouterConfig, sources: Mapping[str, str]) -> None:
     check_nats_url("dynamo_nats_url", config.dynamo.dynamo_nats_url)
     _ = config.placement.tracking_key
     _ = config.queue.from_zero
+    if config.policy.group_splits:
+        _ = config.policy.splits
 
 
 def load_router(arguments: Sequence[str], environment: Mapping[str, str]) -> Loaded[RouterConfig]:
