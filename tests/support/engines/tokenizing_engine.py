@@ -13,7 +13,7 @@ from router.forward.request_body import read_completion_request
 from router.forward.tokenizer.errors import PromptRefusedError
 from router.runtime.http_server.limits import HttpLimits
 from router.runtime.http_server.server import HttpServer, listening
-from support.processes.servers import free_port
+from support.processes.servers import eventually, free_port
 
 
 class TokenizingEngine:
@@ -59,11 +59,13 @@ class TokenizingEngine:
         self.probed += 1
         return JSONResponse({}, 200 if self.is_well else 503)
 
+    async def _is_free(self, request):
+        return not self.hangs or await request.is_disconnected()
+
     async def tokenize(self, request):
         self.began += 1
         body = await request.body()
-        while self.hangs and not await request.is_disconnected():
-            await asyncio.sleep(0.05)
+        await eventually(lambda: self._is_free(request))
         is_chat = "messages" in msgspec.json.decode(body)
         self.asked.append(body)
         if is_chat and self.refuses:

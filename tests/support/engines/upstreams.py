@@ -5,7 +5,7 @@ import json
 from contextlib import asynccontextmanager
 
 from support.processes.listening import listening
-from support.processes.servers import free_port
+from support.processes.servers import eventually, free_port
 
 
 class Upstream:
@@ -69,8 +69,7 @@ class Upstream:
 
 async def _until_closed(reader):
     """No client sends a second request before the first is answered."""
-    while not reader.at_eof():
-        await asyncio.sleep(0.01)
+    await eventually(reader.at_eof)
 
 
 def response(body=b"{}", status="200 OK", *headers, length=None):

@@ -33,14 +33,11 @@ def says(found, check, verdict, *parts):
 
 async def while_repeating(action, examination):
     """Return the result of an examination during which an action is repeated."""
-
-    async def repeat():
-        while True:
-            action()
-            await asyncio.sleep(0.05)
-
-    task = asyncio.create_task(repeat())
+    task = asyncio.create_task(examination)
     try:
-        return await examination
+        while not task.done():
+            action()
+            await asyncio.wait([task], timeout=0.05)
+        return await task
     finally:
         task.cancel()

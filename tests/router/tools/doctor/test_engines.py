@@ -78,7 +78,11 @@ def answering(answer, *, at_once=False):
                 with connection:
                     if at_once or b"GET" in connection.recv(64):
                         connection.sendall(answer)
-                    time.sleep(0.05)
+                    connection.shutdown(socket.SHUT_WR)
+                    connection.settimeout(1.0)
+                    with suppress(OSError):
+                        while connection.recv(64):  # until the other side has read and closed
+                            pass
 
     threading.Thread(target=serve, daemon=True).start()
     yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
