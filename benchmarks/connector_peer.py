@@ -21,7 +21,8 @@ from worker_agent.layout.strides import LayoutKind
 from worker_agent.manager.shared_pool import SharedPool
 from worker_agent.sharing.leases import Leases
 from worker_agent.sharing.peer_client import PeerClient
-from worker_agent.sharing.peer_server import PeerServer, SharedSet
+from worker_agent.sharing.peer_server import PeerServer
+from worker_agent.sharing.shared_sets import SharedSet
 from worker_agent.storage.mapped_file import MappedFile
 from worker_agent.storage.memory import MemoryStorage, host_memory, shared_memory
 from worker_agent.transfer.block_window import BlockWindow

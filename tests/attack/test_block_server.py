@@ -8,7 +8,7 @@ import pytest
 
 from attack.clients import connected, read_all, until_closed
 from support.processes.servers import until
-from worker_agent.sharing.peer_wire import Challenge, Proof
+from worker_agent.sharing.peer_messages import Challenge, Proof
 
 pytestmark = pytest.mark.attack
 

@@ -16,10 +16,7 @@ from router.runtime.security.http_access import ClientTls
 from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.blocks.names import BlockName
 from worker_agent.sharing.errors import BlocksetError, PeerError
-from worker_agent.sharing.peer_wire import (
-    CLIENT,
-    NONCE_BYTES,
-    SERVER,
+from worker_agent.sharing.peer_messages import (
     Challenge,
     Complete,
     End,
@@ -28,7 +25,6 @@ from worker_agent.sharing.peer_wire import (
     Get,
     GetNamed,
     Go,
-    Line,
     Mapped,
     Named,
     PeerRefused,
@@ -41,6 +37,12 @@ from worker_agent.sharing.peer_wire import (
     Taken,
     Welcome,
     Written,
+)
+from worker_agent.sharing.peer_wire import (
+    CLIENT,
+    NONCE_BYTES,
+    SERVER,
+    Line,
     is_proof,
     proof_of,
 )

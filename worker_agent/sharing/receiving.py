@@ -21,7 +21,7 @@ from worker_agent.blocks.handles import MutableBlocks
 from worker_agent.manager.tier_blocks import BlockSet
 from worker_agent.sharing.errors import BlocksetError
 from worker_agent.sharing.leases import Leases, Push
-from worker_agent.sharing.peer_wire import Reserve, Reserved
+from worker_agent.sharing.peer_messages import Reserve, Reserved
 from worker_agent.storage.errors import StorageError
 from worker_agent.tiers.stack import TierStack
 from worker_agent.transfer.stored_tier import StoredTier

@@ -42,15 +42,10 @@ from worker_agent.sharing.blockset import (
 from worker_agent.sharing.errors import BlocksetError
 from worker_agent.sharing.leases import MAX_LEASED_BLOCKS, LeaseCounters, Leases
 from worker_agent.sharing.peer_client import PeerClient
-from worker_agent.sharing.peer_server import (
-    MAX_CONNECTIONS,
-    PeerCounters,
-    PeerServer,
-    SharedSet,
-    no_proof,
-)
+from worker_agent.sharing.peer_server import MAX_CONNECTIONS, PeerCounters, PeerServer
 from worker_agent.sharing.receiving import PushReceiver
 from worker_agent.sharing.reports import RefusedBlockset, SharingReport, check_rank
+from worker_agent.sharing.shared_sets import SharedSet, no_proof
 from worker_agent.tiers.offload_lane import EdgeCounters
 from worker_agent.transfer.block_window import BlockWindow
 from worker_agent.transfer.plan import BlockResult

@@ -20,7 +20,8 @@ from worker_agent.manager.shared_pool import SharedPool
 from worker_agent.sharing.blockset import BlocksetExport, encode
 from worker_agent.sharing.leases import Leases
 from worker_agent.sharing.peer_client import PeerClient
-from worker_agent.sharing.peer_server import PeerServer, SharedSet, no_proof
+from worker_agent.sharing.peer_server import PeerServer
+from worker_agent.sharing.shared_sets import SharedSet, no_proof
 from worker_agent.transfer.block_window import BlockWindow
 from worker_agent.transfer.physical import physical
 

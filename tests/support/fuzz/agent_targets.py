@@ -46,7 +46,7 @@ from worker_agent.sharing.blockset import (
     RemoteBlocksets,
 )
 from worker_agent.sharing.errors import BlocksetError, PeerError
-from worker_agent.sharing.peer_wire import (
+from worker_agent.sharing.peer_messages import (
     Challenge,
     End,
     Find,
@@ -54,7 +54,6 @@ from worker_agent.sharing.peer_wire import (
     Get,
     GetNamed,
     Go,
-    Line,
     Mapped,
     PeerRefused,
     Proof,
@@ -65,6 +64,9 @@ from worker_agent.sharing.peer_wire import (
     Taken,
     Welcome,
     Written,
+)
+from worker_agent.sharing.peer_wire import (
+    Line,
 )
 from worker_agent.storage.journal import SlotJournal
 from worker_agent.storage.seals import BlockSeals

@@ -36,15 +36,17 @@ from worker_agent.sharing.blockset import (
     encode,
 )
 from worker_agent.sharing.errors import BlocksetError
-from worker_agent.sharing.peer_server import MAX_STRANGERS
-from worker_agent.sharing.peer_wire import (
-    SERVER,
+from worker_agent.sharing.peer_messages import (
     Challenge,
     GetNamed,
-    Line,
     Mapped,
     Proof,
     Welcome,
+)
+from worker_agent.sharing.peer_server import MAX_STRANGERS
+from worker_agent.sharing.peer_wire import (
+    SERVER,
+    Line,
     proof_of,
 )
 from worker_agent.transfer.errors import TransferError
