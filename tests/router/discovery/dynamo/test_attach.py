@@ -57,5 +57,5 @@ def test_missing_settings_are_named(fields, key):
 
 
 def test_names_that_would_be_wildcards_are_refused():
-    with pytest.raises(ConfigError, match="dynamo_namespace"):
+    with pytest.raises(ConfigError, match="--dynamo-namespace"):
         load_router_config(["--dynamo-namespace", "a.*"], {})

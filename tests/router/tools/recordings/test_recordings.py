@@ -227,8 +227,8 @@ def test_a_folder_is_no_recording(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--router-temperature", "-1"], "router_temperature"),
-        (["--overlap-score-weight", "much"], "overlap_score_weight"),
+        (["--router-temperature", "-1"], "--router-temperature: '-1'"),
+        (["--overlap-score-weight", "much"], "--overlap-score-weight: 'much'"),
     ],
 )
 def test_settings_out_of_range_are_refused(capsys, path, life, flags, complaint):
