@@ -4,7 +4,7 @@
         [--only layers,restore,faults,full]
 
 Every side is a vLLM server with a cache that holds one of the prompts, so that each pushes out the
-one before. LMCACHE_PYTHON names a Python with vLLM and LMCache; without it, or where it does not
+one before; the others are stopped while it is measured, since an idle one polls. LMCACHE_PYTHON names a Python with vLLM and LMCache; without it, or where it does not
 start, that side is left out, and the facts say so. Faults are made in what each keeps on disk; a
 full disk is a file system of its own, which only root can mount. `--quick` starts one engine, and
 compares its evicted prompts with its new ones.
@@ -80,9 +80,13 @@ class Measured:
                 for side in running:
                     side.engine.start()
                 running = [side for side in running if self._is_up(side)]
+                for side in running:
+                    side.engine.pause()
                 for number in range(-1, self._rounds):  # the first warms up
                     for side in running[:: 1 if number % 2 else -1]:
+                        side.engine.resume()
                         found = await measured_pass(side, number, has_steps=not self._is_quick)
+                        side.engine.pause()
                         print(f"round {number}, {side.name}: {found}", file=sys.stderr, flush=True)
                         self._passes.setdefault(side.name, []).extend([found] * (number >= 0))
             finally:

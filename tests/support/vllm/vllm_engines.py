@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import zmq
 
-from support.processes.servers import free_port, until
+from support.processes.servers import NO_TLS, free_port, until
 
 MODEL_NAME = "tiny"
 BLOCK_SIZE = 32
@@ -156,6 +156,16 @@ class VllmEngine:
             return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
         return False
 
+    def pause(self) -> None:
+        """Stop its processes: an idle one polls for seconds after a request."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let its processes go on."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """Server and engine core at once, without a word."""
         if self._process is not None:
@@ -192,7 +202,7 @@ class VllmEngine:
         return (await self._post("/tokenize", body))["tokens"]
 
     async def metric(self, name: str, label: str = "") -> float:
-        async with httpx.AsyncClient(base_url=self.url, timeout=REQUEST_S) as client:
+        async with httpx.AsyncClient(base_url=self.url, timeout=REQUEST_S, verify=NO_TLS) as client:
             lines = (await client.get("/metrics")).text.splitlines()
         values = [line for line in lines if line.startswith(f"{name}{{") and label in line]
         return sum(float(line.rsplit(" ", 1)[1]) for line in values)
@@ -207,7 +217,7 @@ class VllmEngine:
         )
 
     async def _post(self, path, body):
-        async with httpx.AsyncClient(base_url=self.url, timeout=REQUEST_S) as client:
+        async with httpx.AsyncClient(base_url=self.url, timeout=REQUEST_S, verify=NO_TLS) as client:
             answer = await client.post(path, json=body)
         assert answer.status_code == 200, answer.text
         return answer.json()
