@@ -4,10 +4,11 @@
         [--only layers,restore,faults,full]
 
 Every side is a vLLM server with a cache that holds one of the prompts, so that each pushes out the
-one before; the others are stopped while it is measured, since an idle one polls. LMCACHE_PYTHON names a Python with vLLM and LMCache; without it, or where it does not
-start, that side is left out, and the facts say so. Faults are made in what each keeps on disk; a
-full disk is a file system of its own, which only root can mount. `--quick` starts one engine, and
-compares its evicted prompts with its new ones.
+one before; the others are stopped while it is measured, since an idle one polls. LMCACHE_PYTHON
+names a Python with vLLM and LMCache; without it, or where it does not start, that side is left out,
+and the facts say so. Faults are made in what each keeps on disk; a full disk is a file system of
+its own, which only root can mount. `--quick` starts one engine, and compares its evicted prompts
+with its new ones.
 """
 
 import asyncio
