@@ -106,6 +106,13 @@ PARTS: Mapping[str, Part] = {
         ["direct.py"],
         ("peer",),
     ),
+    "plane": Part(
+        "The event plane",
+        "plain clients of NATS, decoding alone, or the goal",
+        "rows",
+        ["events.py"],
+        ("ingest", "visible", "late_join", "recovery", "zmq"),
+    ),
     "service": Part(
         "Booking and choosing over HTTP",
         "Dynamo 1.6.1, select_service",
@@ -152,6 +159,12 @@ PARTS: Mapping[str, Part] = {
         "SGLang's rule, load, chance, or no events, in our simulator",
         "rows",
         ["published.py"],
+    ),
+    "tenants": Part(
+        "A tenant beside one that asks for ten times as much, simulated",
+        "half of the fleet alone",
+        "rows",
+        ["fairness.py"],
     ),
     "connectors": Part(
         "Evicted prompts in a real vLLM on the CPU",
