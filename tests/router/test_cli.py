@@ -40,8 +40,9 @@ def test_help_of_a_command_is_also_that_of_help_with_its_name(capsys):
     with pytest.raises(SystemExit):
         main(["help", "drain"])
     assert capsys.readouterr().out.startswith("usage: kv-router drain [options] ID")
-    assert main(["help"]) == 0
-    assert "\n  drain " in capsys.readouterr().out
+    for asked in (["help"], ["help", "--help"], ["--help", "help"], ["help", "-h"]):
+        assert main(asked) == 0
+        assert "\n  drain " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

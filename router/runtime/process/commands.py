@@ -107,8 +107,9 @@ class Program(Struct, frozen=True):
         return "\n".join([*lines, ""])
 
     def _help(self, rest: Sequence[str]) -> int:
-        if rest:
-            return self.run([*rest, "--help"])
+        named = [word for word in rest if word not in HELP]
+        if named:
+            return self.run([*named, "--help"])
         sys.stdout.write(self.usage)
         return 0
 
