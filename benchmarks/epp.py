@@ -36,7 +36,8 @@ from tokenizing import BOOKS, train
 from router.config.router import RouterConfig
 from router.forward.request_body import CompletionRequest, read_completion_request
 from router.forward.tokenizer.files import read_files
-from router.forward.tokenizer.local import LocalTokenizer, TokenCache
+from router.forward.tokenizer.local import LocalTokenizer
+from router.forward.tokenizer.token_cache import TokenCache
 from router.simulator.mooncake import BLOCK_SIZE
 from router.simulator.physics import PHYSICS
 from router.simulator.simulation import simulate

@@ -31,8 +31,9 @@ from router.forward.request_body import CompletionRequest, read_completion_reque
 from router.forward.tokenizer.chats import read_chat
 from router.forward.tokenizer.conversation import rendered
 from router.forward.tokenizer.files import read_files
-from router.forward.tokenizer.local import LocalTokenizer, TokenCache
+from router.forward.tokenizer.local import LocalTokenizer
 from router.forward.tokenizer.template import ChatTemplate
+from router.forward.tokenizer.token_cache import TokenCache
 
 BOOKS = Path(__file__).parents[1] / "router/tools/up/demo/conversations.json"
 TEMPLATE = (

@@ -27,7 +27,7 @@ from router.forward.tokenizer.engine_client import (
     NoTokensError,
     Rendered,
 )
-from router.forward.tokenizer.local import TokenCache, partition_key
+from router.forward.tokenizer.token_cache import TokenCache, partition_key
 from router.runtime.http_client import UpstreamError
 from router.runtime.process.json_bodies import THREAD_BYTES
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from router.errors import ConfigError
 from router.forward.tokenizer.errors import TokenizerFilesError
 from router.forward.tokenizer.files import TokenizerFiles, read_files
-from router.forward.tokenizer.local import TokenCache
+from router.forward.tokenizer.token_cache import TokenCache
 
 if TYPE_CHECKING:
     from router.forward.tokenizer.local import LocalTokenizer

@@ -6,7 +6,8 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from router.forward.tokenizer.files import TokenizerFiles
-from router.forward.tokenizer.local import LocalTokenizer, TokenCache
+from router.forward.tokenizer.local import LocalTokenizer
+from router.forward.tokenizer.token_cache import TokenCache
 
 FOLDER = Path(__file__).parents[2] / "vectors/vllm_http"
 RECORDED = json.loads((FOLDER / "prompts.json").read_text())

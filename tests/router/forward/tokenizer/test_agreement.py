@@ -12,7 +12,8 @@ from router.forward.config import ForwardConfig
 from router.forward.request_body import read_completion_request
 from router.forward.service import ForwardService
 from router.forward.tokenizer.files import read_files
-from router.forward.tokenizer.local import LocalTokenizer, TokenCache
+from router.forward.tokenizer.local import LocalTokenizer
+from router.forward.tokenizer.token_cache import TokenCache
 from router.runtime.process.settings import configured
 from support.engines.tokenizing_engine import TokenizingEngine
 from support.engines.trained import byte_level, write_tokenizer

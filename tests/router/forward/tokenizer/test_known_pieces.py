@@ -13,7 +13,8 @@ from router.forward.request_body import read_completion_request
 from router.forward.tokenizer.chats import read_messages
 from router.forward.tokenizer.errors import NotLocalError, PromptRefusedError
 from router.forward.tokenizer.files import read_files
-from router.forward.tokenizer.local import OVERHEAD_TOKENS, LocalTokenizer, TokenCache
+from router.forward.tokenizer.local import LocalTokenizer
+from router.forward.tokenizer.token_cache import OVERHEAD_TOKENS, TokenCache
 from support.chaos.fuzzing import examples
 
 FOLDER = Path(__file__).parents[3] / "vectors/chat_templates"

@@ -12,7 +12,8 @@ from router.forward.request_body import read_completion_request
 from router.forward.tokenizer import template
 from router.forward.tokenizer.errors import PromptRefusedError
 from router.forward.tokenizer.files import read_files
-from router.forward.tokenizer.local import LocalTokenizer, TokenCache
+from router.forward.tokenizer.local import LocalTokenizer
+from router.forward.tokenizer.token_cache import TokenCache
 
 FOLDER = Path(__file__).parents[3] / "vectors/chat_templates"
 RECORDED = msgspec.json.decode((FOLDER / "cases.json").read_bytes())

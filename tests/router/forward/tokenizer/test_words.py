@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from router.forward.tokenizer.files import TokenizerFiles
-from router.forward.tokenizer.local import LocalTokenizer, TokenCache
+from router.forward.tokenizer.local import LocalTokenizer
+from router.forward.tokenizer.token_cache import TokenCache
 from router.forward.tokenizer.words import WordTokens, keeps_words_apart
 from support.chaos.fuzzing import examples
 from support.engines.trained import MAKES, ODD_TOKENS, SPECIAL, TEXT, byte_level

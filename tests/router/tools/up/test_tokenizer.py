@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from router.forward.apis.api import CHAT, COMPLETIONS
 from router.forward.request_body import read_completion_request
 from router.forward.tokenizer.files import read_files
-from router.forward.tokenizer.local import LocalTokenizer, TokenCache
+from router.forward.tokenizer.local import LocalTokenizer
 from router.forward.tokenizer.probes import probes
+from router.forward.tokenizer.token_cache import TokenCache
 from router.tools.up.fleet import write_tokenizer
 from worker_agent.reference.chat import TokenizeRequest
 
