@@ -166,7 +166,7 @@ TierReply: TypeAlias = StatusReply | ResetReply | BlocksReply
 
 
 class TierCommands(Protocol):
-    """What executes commands: in the process of the tiers, or through the agent beside it."""
+    """The executor of commands: in the process of the tiers, or through the agent beside it."""
 
     async def answer(self, command: TierCommand) -> TierReply:
         """Execute a command. Raises KvRouterError for one that is refused or fails."""

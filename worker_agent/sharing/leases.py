@@ -24,7 +24,7 @@ from worker_agent.sharing.errors import BlocksetError
 
 
 class Push(Struct, eq=False):
-    """What a push writes: the blocks of these names, for a connection; see `Leases.grant`.
+    """The blocks that a push writes, by their names, for a connection; see `Leases.grant`.
 
     `checksums`: of the blocks written so far.
     """
