@@ -20,6 +20,7 @@ from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.manager.shared_pool import SharedPool
 from worker_agent.sharing.leases import Leases
+from worker_agent.sharing.nixl_memory import NixlMemory
 from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.sharing.peer_server import PeerServer
 from worker_agent.sharing.shared_sets import SharedSet
@@ -56,7 +57,11 @@ class PeerWorld:
         host, port = plain.split(":")
         self._plain = socket.create_connection((host, int(port)))
         self._plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._over_tcp, self._mapped = (PeerClient(way, WORKER_ID, TOKEN) for way in ways)
+        over_tcp, local = ways
+        self._nixl = NixlMemory([])
+        self._over_tcp = PeerClient(over_tcp, WORKER_ID, TOKEN)
+        self._mapped = PeerClient(local, WORKER_ID, TOKEN)
+        self._through_nixl = PeerClient(over_tcp, WORKER_ID, TOKEN, nixl=self._nixl)
         self._source = torch.ones(self.size_bytes, dtype=torch.uint8)
         return self
 
@@ -64,6 +69,8 @@ class PeerWorld:
         self._plain.close()
         self._over_tcp.close()
         self._mapped.close()
+        self._through_nixl.close()
+        self._nixl.close()
         self._process.communicate()  # it ends with its input
 
     def get_plainly(self) -> None:
@@ -82,6 +89,11 @@ class PeerWorld:
 
     def get_mapped(self) -> None:
         self._get(self._mapped)
+
+    def get_through_nixl(self) -> None:
+        """Without a network of RDMA: through memory that UCX shares between the processes."""
+        self._get(self._through_nixl)
+        assert not self._nixl.counters.failed_reads
 
     def _get(self, client: PeerClient) -> None:
         room = self._window.incoming(range(self._blocks))
@@ -111,12 +123,18 @@ def main() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         Thread(target=_serve_plainly, args=(listener, window, count), daemon=True).start()
         sets = {0: SharedSet(pool, window, path, tier.proof)}
+        nixl = NixlMemory([window])
         server = PeerServer(
-            Leases(Rank(WORKER_ID, 0), 1), sets, TOKEN, path=Path(directory) / "socket"
+            Leases(Rank(WORKER_ID, 0), 1),
+            sets,
+            TOKEN,
+            path=Path(directory) / "socket",
+            nixl_metadata=nixl.metadata,
         )
         print("{}:{}".format(*listener.getsockname()), *server.addresses, sep="\n", flush=True)
         sys.stdin.read()
         server.close(60)
+        nixl.close()
 
 
 def _serve_plainly(listener: socket.socket, window: BlockWindow, count: int) -> None:

@@ -139,14 +139,21 @@ def _cpu_us(run: Callable[[], None]) -> float:
 def peer_rows(size: Size) -> list[Row]:
     """Wall time: two processes share it."""
     with PeerWorld(size.peer_blocks) as world:
-        sides = [world.get_plainly, world.get, world.copy_plainly, world.get_mapped]
-        plain, over_tcp, copied, mapped = (
+        sides = [
+            world.get_plainly,
+            world.get,
+            world.copy_plainly,
+            world.get_mapped,
+            world.get_through_nixl,
+        ]
+        plain, over_tcp, copied, mapped, read = (
             world.size_bytes / median(times_ns)
             for times_ns in alternate(list(map(_wall_ns, sides)), ROUNDS, warm_up=True)
         )
     return [
         Row("get over TCP, plain socket", over_tcp, plain, "GB/s", 0.8, lower=False),
         Row("get, shared memory, memcpy", mapped, copied, "GB/s", 0.8, lower=False),
+        Row("get through NIXL without RDMA, over TCP", read, over_tcp, "GB/s", 1.0, lower=False),
     ]
 
 

@@ -72,9 +72,9 @@ async def pulled(fleet, worker_id, dp_rank, token_ids, source):
     return await fleet.complete(worker_id, dp_rank, token_ids, **hint)
 
 
-@pytest.mark.parametrize("is_on_one_host", [True, False])
-async def test_request_pinned_elsewhere_pulls_its_blocks(sharing, tmp_path, is_on_one_host):
-    settings = {"share_dir": str(tmp_path)} if is_on_one_host else {}
+@pytest.mark.parametrize("way", ["unix", "tcp", "nixl"])
+async def test_request_pinned_elsewhere_pulls_its_blocks(sharing, tmp_path, way):
+    settings = {"share_dir": str(tmp_path)} if way == "unix" else {"share_nixl": way == "nixl"}
     fleet = await sharing(settings=settings)
     right = [await fleet.complete(1, 0, prompt(number)) for number in range(2)]
     source = await source_for(fleet, 2, prompt(0))
@@ -85,6 +85,9 @@ async def test_request_pinned_elsewhere_pulls_its_blocks(sharing, tmp_path, is_o
     assert (tokens(unaware), cached(unaware)) == (tokens(right[1]), 0)
     assert await counted(fleet, 2, "pulled_blocks_total") == 18
     assert await counted(fleet, 1, "given_blocks_total") == 18
+    through_nixl = 18 if way == "nixl" else 0
+    assert await counted(fleet, 2, "nixl_pulled_blocks_total") == through_nixl
+    assert await counted(fleet, 1, "nixl_given_blocks_total") == through_nixl
     reported = [(await fleet.client.get(f"{fleet.endpoints[n]}/blocksets")).json() for n in (1, 2)]
     [exported], [imported] = reported[0]["exported"], reported[1]["imported"]["0"]
     assert imported == exported

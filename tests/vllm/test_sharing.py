@@ -171,7 +171,9 @@ async def has_stored(engine, blocks):
 async def test_engines_announce_their_blocksets_and_find_each_other_by_them(
     model, vllm_python, tmp_path, key_file, nats_server, bus
 ):
-    """The agents beside them show what is exported and imported; one loads what the other holds."""
+    """The agents beside them show what is exported and imported; one loads what the other holds,
+    through NIXL.
+    """
     engines, bridges = {}, {}
     async with AsyncExitStack() as stack:
         for number, name in enumerate("ab", 1):
@@ -181,7 +183,8 @@ async def test_engines_announce_their_blocksets_and_find_each_other_by_them(
                 "share_listen": f"tcp://127.0.0.1:{free_port()}",
                 "control_listen": f"unix://{tmp_path}/{name}.control",
             }
-            transfer = transfer_config({**shared, "host_cache_blocks": 256})
+            own = {"host_cache_blocks": 256, "share_nixl": True}
+            transfer = transfer_config({**shared, **own})
             engine = VllmEngine(vllm_python, model, tmp_path, name, transfer=transfer)
             stack.callback(engine.kill)
             engine.start()
@@ -214,3 +217,4 @@ async def test_engines_announce_their_blocksets_and_find_each_other_by_them(
         assert tokens(second) == tokens(first)
         assert [each.cached_tokens for each in second] == list(map(whole, wanted))
         assert await engines["b"].metric("vllm:kv_router_pulled_blocks_total") == blocks
+        assert await engines["b"].metric("vllm:kv_router_nixl_pulled_blocks_total") == blocks

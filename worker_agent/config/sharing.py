@@ -66,6 +66,14 @@ class SharingSettings(Struct, frozen=True, kw_only=True):
         about("directory of sockets for workers on the same host, which read blocks "
 "in host_cache_dir in place; empty: none"),
     ] = ""  # fmt: skip
+    share_nixl: Annotated[
+        bool,
+        about(
+            "read memory of workers on other hosts through NIXL, by RDMA where the network has it, "
+            "and let theirs read ours; else over the socket. NIXL opens ports without "
+            "authentication: for closed networks"
+        ),
+    ] = False
     share_ca_file: Annotated[
         str, about("PEM file of certificate authorities for other workers; empty: the system's")
     ] = ""

@@ -21,6 +21,15 @@ _SHARING: Rows = {
     ),
     "given_blocks": counter("Blocks sent to other workers", "counters.sent_blocks"),
     "mapped_blocks": counter("Of those, read in place", "counters."),
+    "nixl_given_blocks": counter("Of those, read from memory through NIXL", "counters.read_blocks"),
+    "nixl_pulled_blocks": counter(
+        "Blocks read from memory of other workers through NIXL",
+        lambda s: s.nixl_counters.read_blocks,
+    ),
+    "nixl_failed_reads": counter(
+        "Requests that NIXL could not read, and the socket did",
+        lambda s: s.nixl_counters.failed_reads,
+    ),
     "taken_blocks": counter("Blocks written by other workers", "counters.received_blocks"),
     "corrupt_blocks": counter("Blocks received damaged", "counters."),
     "refused": counter("Requests and connections of others that were refused", "counters."),

@@ -34,6 +34,7 @@ from worker_agent.process.announced import AnnouncedWorkers
 from worker_agent.reference.completions import HandOver
 from worker_agent.sharing.blockset import encode
 from worker_agent.sharing.errors import BlocksetError, PeerError
+from worker_agent.sharing.nixl_memory import NIXL_NEEDED, NixlUnavailableError
 from worker_agent.sharing.peer_blocksets import PeerBlocksets
 from worker_agent.sharing.peer_tier import PeerTier
 from worker_agent.sharing.pushing import PromptPush, Pushed, Pushes, Steps
@@ -93,6 +94,9 @@ class AgentSharing:
             self.close()
             allowed = "ports, and a directory, where this agent may listen"
             raise ConfigError("share", str(error), allowed) from error
+        except NixlUnavailableError as error:
+            self.close()
+            raise ConfigError("share_nixl", str(error), NIXL_NEEDED) from error
 
     @property
     def addresses(self) -> dict[int, list[str]]:
@@ -232,6 +236,7 @@ def _sharing_config(config: ReferenceConfig, epoch: int, index: int, rank: Rank)
         timeout_s=settings.share_timeout_s,
         max_connections=settings.share_max_connections,
         max_leased_blocks=config.engine.num_blocks // 2,
+        nixl=settings.share_nixl,
         push_lease_s=settings.share_lease_s,
     )
 

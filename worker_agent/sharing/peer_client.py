@@ -1,5 +1,6 @@
 """A client that loads blocks of another worker, over a socket or from mapped memory."""
 
+import logging
 import mmap
 import os
 import socket
@@ -8,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from xxhash import xxh3_64_intdigest
 
 from router.protocol.values import Rank
@@ -16,6 +17,8 @@ from router.runtime.security.http_access import ClientTls
 from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.blocks.names import BlockName
 from worker_agent.sharing.errors import BlocksetError, PeerError
+from worker_agent.sharing.nixl_memory import NixlMemory, NixlReadError, NixlReads
+from worker_agent.sharing.pause import Pause
 from worker_agent.sharing.peer_messages import (
     Challenge,
     Complete,
@@ -30,6 +33,7 @@ from worker_agent.sharing.peer_messages import (
     PeerRefused,
     Proof,
     Put,
+    Readable,
     Released,
     Reserve,
     Reserved,
@@ -50,6 +54,8 @@ from worker_agent.transfer.block_window import Incoming
 from worker_agent.transfer.plan import BlockResult
 
 T = TypeVar("T", bound=Struct)
+
+log = logging.getLogger(__name__)
 
 
 class MappedMemory:
@@ -107,8 +113,8 @@ class PeerClient:
     A call blocks for at most `timeout_s`. It is for a thread, one call at a time.
     """
 
-    __slots__ = ("_address", "_is_local", "_line", "_memory", "_timeout_s", "_tls", "_token",
-                 "_worker_id", "rank")  # fmt: skip
+    __slots__ = ("_address", "_is_local", "_line", "_mapped", "_nixl", "_nixl_pause", "_reads",
+                 "_timeout_s", "_tls", "_token", "_worker_id", "rank")  # fmt: skip
 
     def __init__(
         self,
@@ -118,12 +124,13 @@ class PeerClient:
         *,
         timeout_s: float = 30.0,
         tls: ClientTls | None = None,
+        nixl: NixlMemory | None = None,
     ) -> None:
         """Create the client, without connecting.
 
         `address`: `tcp://host:port`, or `unix:///path` on this host, over which blocks in shared
         memory are read by mapping it. `worker_id`: the worker expected at the address; None: any
-        that knows the token.
+        that knows the token. `nixl`: to read memory of other hosts, where the worker has it too.
         """
         self.rank: Rank | None = None
         """The rank that was connected last."""
@@ -134,7 +141,10 @@ class PeerClient:
         self._tls = tls
         self._line: Line | None = None
         self._is_local = address.startswith("unix://")
-        self._memory = MappedMemory()
+        self._mapped = MappedMemory()
+        self._nixl = nixl
+        self._nixl_pause = Pause(time.monotonic)
+        self._reads: NixlReads | None = None
 
     def get(
         self, listed: BlockDescriptorList, room: Incoming, identities: Sequence[bytes] = ()
@@ -146,7 +156,7 @@ class PeerClient:
         outcome FAILED.
         """
         count = len(listed.block_indices)
-        request = Get(listed, self._is_local, list(identities))
+        request = Get(listed, self._is_local, list(identities), self._may_read)
         return self._received(request, count, room, is_leased=True)
 
     def end(self, listed: BlockDescriptorList) -> None:
@@ -160,7 +170,8 @@ class PeerClient:
 
     def get_named(self, identities: Sequence[bytes], room: Incoming) -> list[BlockResult]:
         """Copy blocks by their identities into `room`; errors are those of `get`."""
-        return self._received(GetNamed(list(identities), self._is_local), len(identities), room)
+        request = GetNamed(list(identities), self._is_local, self._may_read)
+        return self._received(request, len(identities), room)
 
     def find(self, identities: Sequence[bytes]) -> list[int] | None:
         """Return the places of the blocks that the worker has; None after a connection failure.
@@ -213,7 +224,10 @@ class PeerClient:
     def close(self) -> None:
         """Close the connection; calling it again has no effect."""
         line, self._line = self._line, None
-        self._memory.close()
+        reads, self._reads = self._reads, None
+        self._mapped.close()
+        if reads is not None:
+            reads.close()
         if line is not None:
             line.close()
 
@@ -221,35 +235,77 @@ class PeerClient:
         self, request: Get | GetNamed, count: int, room: Incoming, *, is_leased: bool = False
     ) -> list[BlockResult]:
         outcomes = [BlockResult.FAILED] * count
+        until_s = time.monotonic() + self._timeout_s
         try:
-            line = self._ready()
-            line.send(request)
-            kinds = Sent | Mapped | PeerRefused if self._is_local else Sent | PeerRefused
-            sent: Sent | Mapped = _unless_refused(line.receive(kinds))
-            missing = set(sent.missing)
-            places = [place for place in range(count) if place not in missing]
-            for place in missing.intersection(range(count)):
-                outcomes[place] = BlockResult.MISSING
-            if places:
-                self._check_size(sent.block_bytes, room.views)
-            for place, is_right in zip(places, self._blocks(line, sent, places, room), strict=True):
-                outcomes[place] = BlockResult.DONE if is_right else BlockResult.CORRUPT
-            if is_leased:
-                line.receive(Released)
+            try:
+                self._receive(request, outcomes, room, until_s, is_leased=is_leased)
+            except NixlReadError as error:
+                self._note_unread(error)
+                request = structs.replace(request, may_read=False)
+                self._receive(request, outcomes, room, until_s, is_leased=is_leased)
         except PeerError:
             self.close()
         room.landed([place for place, each in enumerate(outcomes) if each is BlockResult.DONE])
         return outcomes
 
+    def _receive(
+        self,
+        request: Get | GetNamed,
+        outcomes: list[BlockResult],
+        room: Incoming,
+        until_s: float,
+        *,
+        is_leased: bool,
+    ) -> None:
+        """Fill `room` and the outcomes. Raises PeerError, and NixlReadError if that may be why."""
+        outcomes[:] = [BlockResult.FAILED] * len(outcomes)
+        line = self._ready(until_s)
+        line.send(request)
+        sent = _unless_refused(line.receive(_kinds(request)))
+        missing = set(sent.missing)
+        places = [place for place in range(len(outcomes)) if place not in missing]
+        for place in missing.intersection(range(len(outcomes))):
+            outcomes[place] = BlockResult.MISSING
+        if places:
+            self._check_size(sent.block_bytes, room.views)
+        for place, is_right in zip(places, self._blocks(line, sent, places, room), strict=True):
+            outcomes[place] = BlockResult.DONE if is_right else BlockResult.CORRUPT
+        if is_leased:
+            line.receive(Released)
+
     def _blocks(
-        self, line: Line, sent: Sent | Mapped, places: Sequence[int], room: Incoming
+        self, line: Line, sent: Sent | Mapped | Readable, places: Sequence[int], room: Incoming
     ) -> Iterator[bool]:
         """Copy each block to its place and yield whether it is intact. Raises PeerError."""
-        if isinstance(sent, Mapped):
-            yield from self._memory.taken(line, sent, [room.views[place] for place in places])
-            return
-        for place in places:
-            yield line.receive_block(room.views[place]) is not None
+        match sent:
+            case Mapped():
+                yield from self._mapped.taken(line, sent, [room.views[each] for each in places])
+            case Readable():
+                reads = self._connected_reads(line, sent)
+                yield from reads.taken(line, sent, [room.views[each] for each in places])
+                self._nixl_pause.note(failed=False)
+            case Sent():
+                for place in places:
+                    yield line.receive_block(room.views[place]) is not None
+
+    @property
+    def _may_read(self) -> bool:
+        return self._nixl is not None and not self._nixl_pause.is_on
+
+    def _connected_reads(self, line: Line, sent: Readable) -> NixlReads:
+        """Return the reads of this connection. Raises PeerError."""
+        if self._reads is None:
+            if self._nixl is None or not sent.metadata:
+                raise PeerError(line.address, "its memory cannot be read without metadata")
+            self._reads = NixlReads(self._nixl, sent.metadata, line.address)
+        return self._reads
+
+    def _note_unread(self, error: NixlReadError) -> None:
+        assert self._nixl is not None
+        log.warning("%s; its blocks are read over the socket", error)
+        self._nixl.counters.failed_reads += 1
+        self._nixl_pause.note(failed=True)
+        self.close()
 
     def _check_size(self, block_bytes: int, blocks: Sequence[memoryview]) -> None:
         odd = next((len(block) for block in blocks if len(block) != block_bytes), None)
@@ -258,12 +314,14 @@ class PeerClient:
             reason, allowed = f"{odd} bytes", f"{block_bytes}, as the other worker's"
             raise BlocksetError("blocks", reason, allowed, rule="other_layout")
 
-    def _ready(self) -> Line:
-        """Return a connection with a new deadline, one that is open. Raises PeerError.
+    def _ready(self, until_s: float | None = None) -> Line:
+        """Return a connection with this, or else a new, deadline, one that is open.
 
         A worker closes connections that are idle, and when it ends; its next process may be there.
+        Raises PeerError.
         """
-        until_s = time.monotonic() + self._timeout_s
+        if until_s is None:
+            until_s = time.monotonic() + self._timeout_s
         if self._line is not None and self._line.has_ended:
             self.close()
         if self._line is None:
@@ -313,6 +371,16 @@ class PeerClient:
             raise PeerError(self._address, "the server that listens there does not know the token")
         line.authenticate(self._token, nonce + challenge.nonce, is_client=True)
         self.rank = Rank(challenge.worker_id, challenge.dp_rank)
+
+
+def _kinds(request: Get | GetNamed) -> Any:
+    """Return the types of messages that may answer a request."""
+    kinds: Any = Sent | PeerRefused
+    if request.may_map:
+        kinds |= Mapped
+    if request.may_read:
+        kinds |= Readable
+    return kinds
 
 
 def _unless_refused(answer: Any) -> Any:

@@ -19,8 +19,8 @@ from msgspec import Struct
 from router.protocol.values import Rank
 from worker_agent.blocks.descriptors import PeerSource
 from worker_agent.sharing.errors import BlocksetError
+from worker_agent.sharing.pause import Pause
 from worker_agent.sharing.peer_client import PeerClient
-from worker_agent.sharing.peer_tier import Pause
 
 log = logging.getLogger(__name__)
 

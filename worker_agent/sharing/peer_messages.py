@@ -6,6 +6,7 @@ server  Challenge ─▶                    ◀─ Proof        client
                                            Reserve, or Complete
         Sent, then blocks ─▶  (Get)
         or Mapped, a file ─▶            ◀─ Taken        (Get on one host: shared memory)
+        or Readable, then proofs ─▶     ◀─ Taken        (Get through NIXL: registered memory)
         Released ─▶                                     (Get under a lease: it is unused again)
         Go ─▶                           ◀─ blocks       (Put)
         Written ─▶
@@ -58,13 +59,15 @@ class PeerRefused(Struct, frozen=True, tag=True):
 class Get(Struct, frozen=True, tag=True):
     """A request for blocks under a lease.
 
-    `may_map`: a client on this host that can map memory. `identities`: the content that the client
-    expects in the blocks; refused if it is another. Empty: any.
+    `may_map`: a client on this host that can map memory. `may_read`: a client that can read
+    registered memory through NIXL. `identities`: the content that the client expects in the blocks;
+    refused if it is another. Empty: any.
     """
 
     listed: BlockDescriptorList
     may_map: bool = False
     identities: list[bytes] = []
+    may_read: bool = False
 
 
 class GetNamed(Struct, frozen=True, tag=True):
@@ -72,6 +75,7 @@ class GetNamed(Struct, frozen=True, tag=True):
 
     identities: list[bytes]
     may_map: bool = False
+    may_read: bool = False
 
 
 class Put(Struct, frozen=True, tag=True):
@@ -104,6 +108,21 @@ class Mapped(Struct, frozen=True, tag=True):
     checks: dict[int, int]
     """Checksums of some of these blocks, by place; a sample suffices because memory rarely errs."""
     has_file: bool
+
+
+class Readable(Struct, frozen=True, tag=True):
+    """The location of blocks in memory that the client reads through NIXL.
+
+    Each block's checksum and tag follow, without its bytes. The blocks are held until the client
+    sends `Taken`.
+    """
+
+    missing: list[int]
+    block_bytes: int
+    addresses: list[int]
+    """Address of each block that is not missing."""
+    metadata: bytes
+    """Of the owner's NIXL agent; empty if this connection has carried it already."""
 
 
 class Taken(Struct, frozen=True, tag=True):

@@ -15,9 +15,7 @@ from pathlib import Path
 from threading import Event, Thread, current_thread
 
 from msgspec import Struct
-from xxhash import xxh3_64_intdigest
 
-from router.runtime.own_files import open_own
 from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.sharing.accepting import (
     Guests,
@@ -40,7 +38,6 @@ from worker_agent.sharing.peer_messages import (
     Get,
     GetNamed,
     Go,
-    Mapped,
     Named,
     PeerRefused,
     Proof,
@@ -48,8 +45,6 @@ from worker_agent.sharing.peer_messages import (
     Released,
     Request,
     Reserve,
-    Sent,
-    Taken,
     Welcome,
     Written,
 )
@@ -62,10 +57,16 @@ from worker_agent.sharing.peer_wire import (
     proof_of,
 )
 from worker_agent.sharing.receiving import PushReceiver
-from worker_agent.sharing.shared_sets import Part, SharedSet, held_by_name
-
-CHECK_EVERY = 8
-"""In shared memory, one of this many blocks is verified."""
+from worker_agent.sharing.shared_sets import (
+    HandedOver,
+    Part,
+    SharedSet,
+    give_bytes,
+    give_mapped,
+    give_readable,
+    held_by_name,
+    leased_proofs,
+)
 
 
 def _check_count(identities: Sequence[bytes]) -> None:
@@ -73,65 +74,6 @@ def _check_count(identities: Sequence[bytes]) -> None:
     if len(identities) > MAX_NAMED_BLOCKS:
         reason, allowed = f"{len(identities)} blocks", f"at most {MAX_NAMED_BLOCKS}"
         raise BlocksetError("identities", reason, allowed, rule="too_many_blocks")
-
-
-def give_bytes(line: Line, parts: Sequence[Part], missing: list[int]) -> None:
-    """Send the blocks of these sets over the socket, in the request's order. Raises PeerError."""
-    views: dict[int, tuple[memoryview, int | None]] = {}
-    for part in parts:
-        proven = zip(part.shared.window.outgoing(part.blocks), part.proofs, strict=True)
-        views |= zip(part.places, proven, strict=True)
-    block_bytes = parts[0].shared.window.block_bytes if parts else 0
-    line.send(Sent(missing, block_bytes))
-    in_order = [views[place] for place in sorted(views)]
-    line.send_blocks([view for view, _ in in_order], [proof for _, proof in in_order])
-
-
-def give_mapped(line: Line, part: Part, missing: list[int], handed_over: set[int]) -> None:
-    """Send the location of the blocks; return when the peer has copied them. Raises PeerError."""
-    window, has_file = part.shared.window, part.set_idx not in handed_over
-    checks = {n: _checksum(part, n) for n in range(0, len(part.blocks), CHECK_EVERY)}
-    sizes = window.block_bytes, part.set_idx, window.memory_bytes
-    line.send(Mapped(missing, *sizes, window.offsets(part.blocks), checks, has_file))
-    if has_file:
-        _hand_over(line, part.shared)
-        handed_over.add(part.set_idx)
-    line.receive(Taken)
-
-
-def _checksum(part: Part, number: int) -> int:
-    proof = part.proofs[number]
-    if proof is not None:
-        return proof
-    [view] = part.shared.window.outgoing([part.blocks[number]])
-    return xxh3_64_intdigest(view)
-
-
-def _proofs(
-    shared: SharedSet, blocks: Sequence[int], identities: Sequence[bytes]
-) -> list[int | None]:
-    """Return the checksums of leased blocks, as far as their identities are given.
-
-    Raises BlocksetError if they have other content.
-    """
-    if not identities:
-        return [None] * len(blocks)
-    if shared.pool.scan(identities) != list(blocks):
-        allowed = "those of the leased blocks, in their order"
-        raise BlocksetError("identities", "of other blocks", allowed, rule="other_blocks")
-    return [shared.proof(block, each) for block, each in zip(blocks, identities, strict=True)]
-
-
-def _hand_over(line: Line, shared: SharedSet) -> None:
-    assert shared.path is not None
-    try:
-        descriptor = open_own(shared.path, os.O_RDONLY)
-    except OSError as error:
-        raise PeerError(line.address, f"{shared.path}: {error.strerror}") from error
-    try:
-        line.send_file(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 MAX_CONNECTIONS = 64
@@ -154,6 +96,8 @@ class PeerCounters(Struct):
     sent_blocks: int = 0
     mapped_blocks: int = 0
     """Those of the sent blocks that the peer read from shared memory."""
+    read_blocks: int = 0
+    """Those of the sent blocks that the peer read from registered memory, through NIXL."""
     received_blocks: int = 0
     corrupt_blocks: int = 0
     """Received damaged, and not counted as received."""
@@ -168,8 +112,9 @@ class PeerCounters(Struct):
 class PeerServer:
     """A server that accepts connections from construction to `close`."""
 
-    __slots__ = ("_clock", "_closed", "_guests", "_leases", "_listeners", "_receiver", "_sets",
-                 "_threads", "_timeout_s", "_tls", "_token", "addresses", "counters")  # fmt: skip
+    __slots__ = ("_clock", "_closed", "_guests", "_leases", "_listeners", "_metadata", "_receiver",
+                 "_sets", "_threads", "_timeout_s", "_tls", "_token", "addresses",
+                 "counters")  # fmt: skip
 
     def __init__(
         self,
@@ -185,13 +130,15 @@ class PeerServer:
         max_connections: int = MAX_CONNECTIONS,
         clock: Callable[[], float] = time.monotonic,
         receiver: PushReceiver | None = None,
+        nixl_metadata: bytes = b"",
     ) -> None:
         """Start listening. Raises PeerError if an address is not available.
 
         `sets`: by their index in exports. `token`: of the deployment. `host`: None for no port.
         `path`: of a socket for workers on this host. `timeout_s`: for all data of one request.
         `max_connections`: of proven peers. `clock`: the one that the leases use.
-        `receiver`: of pushed blocks; None: all are refused.
+        `receiver`: of pushed blocks; None: all are refused. `nixl_metadata`: of the agent with
+        which all sets on the host are registered; empty: they are not.
         """
         self.counters = PeerCounters()
         self._leases = leases
@@ -201,6 +148,7 @@ class PeerServer:
         self._timeout_s = timeout_s
         self._clock = clock
         self._receiver = receiver
+        self._metadata = nixl_metadata
         self._guests = Guests(max_connections, MAX_STRANGERS)
         self._closed = Event()
         self._listeners = [] if host is None else [tcp_listener(host, port)]
@@ -286,18 +234,15 @@ class PeerServer:
     # ── Requests ─────────────────────────────────────────────────────────────────────────────────
 
     def _answer_all(self, line: Line) -> None:
-        handed_over: set[int] = set()
+        handed_over = HandedOver()
         try:
             while self._answer(line, handed_over):
                 pass
         finally:
             self._leases.leave(line)
 
-    def _answer(self, line: Line, handed_over: set[int]) -> bool:
-        """Serve one request; return False if the client closed the connection.
-
-        `handed_over`: the sets of which the client has the file.
-        """
+    def _answer(self, line: Line, handed_over: HandedOver) -> bool:
+        """Serve one request; return False if the client closed the connection."""
         line.until_s = self._deadline_s(IDLE_S)
         request = line.receive_or_end(Request)
         if request is None:
@@ -317,13 +262,13 @@ class PeerServer:
             self._refuse(line, error.rule, str(error))
         return True
 
-    def _give_leased(self, line: Line, request: Get, handed_over: set[int]) -> None:
+    def _give_leased(self, line: Line, request: Get, handed_over: HandedOver) -> None:
         listed, now_s = request.listed, self._clock()
         with self._leases.use(listed, now_s, is_write=False) as blocks:
             shared = self._shared(listed)
-            proofs = _proofs(shared, blocks, request.identities)
+            proofs = leased_proofs(shared, blocks, request.identities)
             part = Part(listed.block_set_idx, shared, range(len(blocks)), blocks, proofs)
-            self._give(line, [part], [], handed_over if request.may_map else None)
+            self._give(line, [part], [], request, handed_over)
             self.counters.leased_gets += 1
         line.send(Released())  # As for `Written`: the owner may take the lease back at once.
 
@@ -349,24 +294,39 @@ class PeerServer:
         places = [place for place in range(len(request.identities)) if place not in gone]
         return Found(places)
 
-    def _give_named(self, line: Line, request: GetNamed, handed_over: set[int]) -> None:
+    def _give_named(self, line: Line, request: GetNamed, handed_over: HandedOver) -> None:
         """Send each block from the first set that has it; sets that can be mapped come first."""
         _check_count(request.identities)
         with ExitStack() as held:
             parts, missing = held_by_name(request.identities, self._sets, held)
-            self._give(line, parts, missing, handed_over if request.may_map else None)
+            self._give(line, parts, missing, request, handed_over)
 
     def _give(
-        self, line: Line, parts: Sequence[Part], missing: list[int], handed_over: set[int] | None
+        self,
+        line: Line,
+        parts: Sequence[Part],
+        missing: list[int],
+        request: Get | GetNamed,
+        handed_over: HandedOver,
     ) -> None:
-        """Send blocks. `handed_over`: None if the client does not map memory."""
+        """Send blocks: in memory that is mapped, in memory that is read, or over the socket."""
+        count = sum(len(part.blocks) for part in parts)
         is_one = len(parts) == 1 and parts[0].shared.can_be_mapped
-        if is_one and handed_over is not None and line.is_local:
-            give_mapped(line, parts[0], missing, handed_over)
-            self.counters.mapped_blocks += len(parts[0].blocks)
+        if is_one and request.may_map and line.is_local:
+            give_mapped(line, parts[0], missing, handed_over.sets)
+            self.counters.mapped_blocks += count
+        elif request.may_read and self._can_be_read(parts):
+            metadata = b"" if handed_over.has_metadata else self._metadata
+            give_readable(line, parts, missing, metadata)
+            handed_over.has_metadata = True
+            self.counters.read_blocks += count
         else:
             give_bytes(line, parts, missing)
-        self.counters.sent_blocks += sum(len(part.blocks) for part in parts)
+        self.counters.sent_blocks += count
+
+    def _can_be_read(self, parts: Sequence[Part]) -> bool:
+        is_registered = all(part.shared.window.is_in_one_piece for part in parts)
+        return bool(parts and self._metadata) and is_registered
 
     def _take(self, line: Line, request: Put) -> None:
         listed, now_s = request.listed, self._clock()

@@ -12,6 +12,7 @@ from torch import Tensor
 from worker_agent.blocks.changes import Change
 from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.sharing.errors import BlocksetError
+from worker_agent.sharing.pause import Pause
 from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.transfer.block_tier import TierCounters
 from worker_agent.transfer.block_window import Incoming
@@ -19,36 +20,7 @@ from worker_agent.transfer.plan import BlockResult
 
 log = logging.getLogger(__name__)
 
-LEFT_ALONE_S = 5.0
-MAX_LEFT_ALONE_S = 80.0
 MAX_LEASED_READS = 65_536
-
-
-class Pause:
-    """The time for which a worker that failed is left alone: 5 s, doubled up to 80 while it fails.
-
-    Meanwhile its blocks are computed. Each failure may take a whole timeout, hence the doubling.
-    """
-
-    __slots__ = ("_clock", "_length_s", "_until_s")
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._length_s = LEFT_ALONE_S
-        self._until_s = float("-inf")
-
-    @property
-    def is_on(self) -> bool:
-        """True while the worker is left alone."""
-        return self._clock() < self._until_s
-
-    def note(self, *, failed: bool) -> None:
-        """Record the outcome of a call to the worker."""
-        if not failed:
-            self._length_s = LEFT_ALONE_S
-            return
-        self._until_s = self._clock() + self._length_s
-        self._length_s = min(2 * self._length_s, MAX_LEFT_ALONE_S)
 
 
 class LeasedReads:

@@ -207,27 +207,50 @@ class Line:
         for block, proof in zip(blocks, proofs or [None] * len(blocks), strict=True):
             self._send_block(block, proof)
 
-    def _send_block(self, block: memoryview, proof: int | None) -> None:
+    def send_proofs(self, blocks: Sequence[memoryview], proofs: Sequence[int | None]) -> None:
+        """Send the proofs of blocks alone, as `send_blocks` does: the client reads their memory."""
+        for block, proof in zip(blocks, proofs, strict=True):
+            self._send_block(block, proof, is_read=True)
+
+    def _send_block(self, block: memoryview, proof: int | None, *, is_read: bool = False) -> None:
         assert self._sending is not None
         tag, checksum = self._sending.next(), xxh3_64()
         for chunk in _chunks(block):
             tag.add(chunk)
             if proof is None:
                 checksum.update(chunk)
-            self._send(chunk)
+            if not is_read:
+                self._send(chunk)
         tail = _U64.pack(checksum.intdigest() if proof is None else proof)
         tag.add(tail)
         self._send(tail + tag.value())
 
     def receive_block(self, block: memoryview) -> int | None:
         """Receive a block into its place; return its checksum, or None if that is wrong."""
-        assert self._receiving is not None
-        tag, checksum, left = self._receiving.next(), xxh3_64(), block
+        return self._proven(self._received(block))
+
+    def receive_proof(self, block: memoryview, read: memoryview) -> int | None:
+        """Copy a block that was read in another way into its place, and receive its proof.
+
+        Returns as `receive_block`. What is proven is the copy: `read` may still be written.
+        """
+        return self._proven(_copied(block, read))
+
+    def _received(self, block: memoryview) -> Iterator[memoryview]:
+        """Receive a block into its place, and yield it in chunks."""
+        left = block
         while len(left):
             count = self._receive_some(left)
-            checksum.update(left[:count])  # The bytes are still in the CPU cache.
-            tag.add(left[:count])
+            yield left[:count]
             left = left[count:]
+
+    def _proven(self, chunks: Iterator[memoryview]) -> int | None:
+        """Return the checksum of a block in chunks, or None if another is received for it."""
+        assert self._receiving is not None
+        tag, checksum = self._receiving.next(), xxh3_64()
+        for chunk in chunks:
+            checksum.update(chunk)  # The bytes are still in the CPU cache.
+            tag.add(chunk)
         tail = bytearray(_U64.size)
         self._receive_into(memoryview(tail))
         tag.add(tail)
@@ -282,6 +305,13 @@ class Line:
         if now_s >= self._timed_s + TIMED_EVERY_S or self._timed_until_s != self.until_s:
             self._timed_s, self._timed_until_s = now_s, self.until_s
             self._socket.settimeout(left_s)
+
+
+def _copied(block: memoryview, read: memoryview) -> Iterator[memoryview]:
+    """Copy a block, and yield it in chunks."""
+    for place, chunk in zip(_chunks(block), _chunks(read), strict=True):
+        place[:] = chunk
+        yield place
 
 
 def _chunks(block: memoryview) -> Iterator[memoryview]:

@@ -23,8 +23,8 @@ from worker_agent.blocks.handles import ImmutableBlocks, Tier
 from worker_agent.blocks.names import BlockName
 from worker_agent.sharing.blockset import RemoteBlocks, encode
 from worker_agent.sharing.errors import BlocksetError
+from worker_agent.sharing.pause import Pause
 from worker_agent.sharing.peer_messages import Reserved
-from worker_agent.sharing.peer_tier import Pause
 from worker_agent.sharing.receiving import MAX_PUSHED_BLOCKS
 from worker_agent.sharing.sharing import BlockSharing
 from worker_agent.transfer.errors import TransferError

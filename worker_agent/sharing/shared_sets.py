@@ -1,13 +1,30 @@
-"""Sets of blocks that other workers may read, and the blocks of a request among them."""
+"""Sets of blocks that other workers may read, the blocks of a request among them, and their ways.
 
-from collections.abc import Callable, Mapping, Sequence
+give_mapped     on one host: the file of the set, which the peer maps
+give_readable   addresses in registered memory, which the peer reads through NIXL
+give_bytes      over the socket
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct
+from xxhash import xxh3_64_intdigest
 
+from router.runtime.own_files import open_own
 from worker_agent.blocks.pool import BlockPool
+from worker_agent.sharing.errors import BlocksetError, PeerError
+from worker_agent.sharing.peer_messages import Mapped, Readable, Sent, Taken
+from worker_agent.sharing.peer_wire import Line
 from worker_agent.transfer.block_window import BlockWindow
+
+T = TypeVar("T")
+
+CHECK_EVERY = 8
+"""In shared memory, one of this many blocks is verified."""
 
 
 def no_proof(_block: int, _identity: bytes) -> int | None:
@@ -66,3 +83,91 @@ def held_by_name(
             proofs = [shared.proof(block, identities[place]) for place, block in found]
             parts.append(Part(index, shared, at, blocks_there, proofs))
     return parts, left
+
+
+def _in_order(parts: Sequence[Part], of_parts: Iterable[Iterable[T]]) -> list[T]:
+    """Return values of each part's blocks in the order of the request."""
+    placed: dict[int, T] = {}
+    for part, values in zip(parts, of_parts, strict=True):
+        placed |= zip(part.places, values, strict=True)
+    return [placed[place] for place in sorted(placed)]
+
+
+def _proven(parts: Sequence[Part]) -> tuple[list[memoryview], list[int | None]]:
+    """Return the bytes and checksums of blocks in the order of the request."""
+    views = _in_order(parts, (part.shared.window.outgoing(part.blocks) for part in parts))
+    return views, _in_order(parts, (part.proofs for part in parts))
+
+
+def give_bytes(line: Line, parts: Sequence[Part], missing: list[int]) -> None:
+    """Send blocks over the socket. Raises PeerError."""
+    line.send(Sent(missing, parts[0].shared.window.block_bytes if parts else 0))
+    line.send_blocks(*_proven(parts))
+
+
+def give_readable(line: Line, parts: Sequence[Part], missing: list[int], metadata: bytes) -> None:
+    """Send the addresses and proofs of blocks; return when the peer has read them.
+
+    `metadata`: of our NIXL agent; empty if the peer has it. Raises PeerError.
+    """
+    addresses = _in_order(parts, (part.shared.window.addresses(part.blocks) for part in parts))
+    line.send(Readable(missing, parts[0].shared.window.block_bytes, addresses, metadata))
+    line.send_proofs(*_proven(parts))
+    line.receive(Taken)
+
+
+class HandedOver(Struct):
+    """What a connection has carried already, and need not again.
+
+    `sets`: those of which the client has the file. `has_metadata`: of our NIXL agent.
+    """
+
+    sets: set[int] = set()
+    has_metadata: bool = False
+
+
+def give_mapped(line: Line, part: Part, missing: list[int], handed_over: set[int]) -> None:
+    """Send the location of the blocks; return when the peer has copied them. Raises PeerError."""
+    window, has_file = part.shared.window, part.set_idx not in handed_over
+    checks = {n: _checksum(part, n) for n in range(0, len(part.blocks), CHECK_EVERY)}
+    sizes = window.block_bytes, part.set_idx, window.memory_bytes
+    line.send(Mapped(missing, *sizes, window.offsets(part.blocks), checks, has_file))
+    if has_file:
+        _hand_over(line, part.shared)
+        handed_over.add(part.set_idx)
+    line.receive(Taken)
+
+
+def _checksum(part: Part, number: int) -> int:
+    proof = part.proofs[number]
+    if proof is not None:
+        return proof
+    [view] = part.shared.window.outgoing([part.blocks[number]])
+    return xxh3_64_intdigest(view)
+
+
+def leased_proofs(
+    shared: SharedSet, blocks: Sequence[int], identities: Sequence[bytes]
+) -> list[int | None]:
+    """Return the checksums of leased blocks, as far as their identities are given.
+
+    Raises BlocksetError if they have other content.
+    """
+    if not identities:
+        return [None] * len(blocks)
+    if shared.pool.scan(identities) != list(blocks):
+        allowed = "those of the leased blocks, in their order"
+        raise BlocksetError("identities", "of other blocks", allowed, rule="other_blocks")
+    return [shared.proof(block, each) for block, each in zip(blocks, identities, strict=True)]
+
+
+def _hand_over(line: Line, shared: SharedSet) -> None:
+    assert shared.path is not None
+    try:
+        descriptor = open_own(shared.path, os.O_RDONLY)
+    except OSError as error:
+        raise PeerError(line.address, f"{shared.path}: {error.strerror}") from error
+    try:
+        line.send_file(descriptor)
+    finally:
+        os.close(descriptor)

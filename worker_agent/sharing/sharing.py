@@ -41,6 +41,7 @@ from worker_agent.sharing.blockset import (
 )
 from worker_agent.sharing.errors import BlocksetError
 from worker_agent.sharing.leases import MAX_LEASED_BLOCKS, LeaseCounters, Leases
+from worker_agent.sharing.nixl_memory import NixlCounters, NixlMemory
 from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.sharing.peer_server import MAX_CONNECTIONS, PeerCounters, PeerServer
 from worker_agent.sharing.receiving import PushReceiver
@@ -76,6 +77,8 @@ class SharingConfig(Struct, frozen=True, kw_only=True):
     """The limit of concurrent connections of other workers."""
     max_leased_blocks: int = MAX_LEASED_BLOCKS
     """The limit of leased blocks of each set; others are refused."""
+    nixl: bool = False
+    """Whether memory of other hosts is read, and may be read, through NIXL."""
     push_lease_s: float = 10.0
     """A push of another worker's blocks ends if none arrives for this time; 0: none is taken."""
 
@@ -87,7 +90,7 @@ class BlockSharing:
     """
 
     __slots__ = ("_clients", "_clock", "_config", "_leases", "_manager", "_model", "_remote",
-                 "_server", "_sets", "_tls", "_windows", "receiver")  # fmt: skip
+                 "_server", "_sets", "_tls", "_windows", "nixl", "receiver")  # fmt: skip
 
     def __init__(
         self,
@@ -101,7 +104,8 @@ class BlockSharing:
     ) -> None:
         """Start the server; `model` is the model of the blocks.
 
-        Raises PeerError, and BlocksetError for a manager without registered layouts.
+        Raises PeerError, NixlUnavailableError, and BlocksetError for a manager without registered
+        layouts.
         """
         self._manager = manager
         self._model = model
@@ -125,6 +129,8 @@ class BlockSharing:
             for index, each in self._sets.items()
             if index in self._windows
         }
+        self.nixl = NixlMemory(self._windows.values()) if config.nixl else None
+        """Our memory registered with NIXL; None without it."""
         self.receiver = self._receiver()
         """The receiver of other workers' pushes; None without host memory."""
         self._server = PeerServer(
@@ -139,6 +145,7 @@ class BlockSharing:
             max_connections=config.max_connections,
             clock=clock,
             receiver=self.receiver,
+            nixl_metadata=self.nixl.metadata if self.nixl is not None else b"",
         )
 
     @property
@@ -180,6 +187,11 @@ class BlockSharing:
     def pulled(self) -> EdgeCounters:
         """Totals of the blocks that the manager's stack read from other workers."""
         return self._manager.stack.pulled
+
+    @property
+    def nixl_counters(self) -> NixlCounters:
+        """Totals of our reads of other workers' memory through NIXL."""
+        return NixlCounters() if self.nixl is None else self.nixl.counters
 
     @property
     def max_connections(self) -> int:
@@ -309,8 +321,10 @@ class BlockSharing:
 
         Raises BlocksetError without an address.
         """
-        token, tls = self._config.token, self._tls
-        return PeerClient(_nearest(addresses), worker_id, token, timeout_s=timeout_s, tls=tls)
+        nearest, token = _nearest(addresses), self._config.token
+        return PeerClient(
+            nearest, worker_id, token, timeout_s=timeout_s, tls=self._tls, nixl=self.nixl
+        )
 
     def close(self, timeout_s: float) -> None:
         """Stop sharing, and end all leases; repeated calls have no effect."""
@@ -319,6 +333,8 @@ class BlockSharing:
         self._clients.clear()
         self._server.close(timeout_s)
         self._leases.close()
+        if self.nixl is not None:
+            self.nixl.close()
 
     # ── Helpers ──────────────────────────────────────────────────────────────────────────────────
 

@@ -40,16 +40,26 @@ class BlockWindow:
             self._copies.gather(blocks, rows).wait()
         return [_view(row) for row in rows]
 
+    def addresses(self, blocks: Sequence[int]) -> list[int]:
+        """Return the addresses of blocks; every block must be contiguous."""
+        layout = self._layout.layout
+        return [layout.memory_region(block, 0, 0).address for block in blocks]
+
+    @property
+    def address_range(self) -> tuple[int, int]:
+        """The address and the size of the memory that contains the blocks."""
+        region = self._layout.layout.regions[0]
+        return region.address, region.size_bytes
+
     def offsets(self, blocks: Sequence[int]) -> list[int]:
         """Return the offsets of blocks in their memory; every block must be contiguous."""
-        layout = self._layout.layout
-        first = layout.regions[0].address
-        return [layout.memory_region(block, 0, 0).address - first for block in blocks]
+        first, _ = self.address_range
+        return [address - first for address in self.addresses(blocks)]
 
     @property
     def memory_bytes(self) -> int:
         """Size of the memory that contains the blocks."""
-        return self._layout.layout.regions[0].size_bytes
+        return self.address_range[1]
 
     @property
     def is_in_one_piece(self) -> bool:

@@ -1,11 +1,16 @@
-"""Workers that share blocks, for tests; also a process: `python peering.py WORKER_ID INNER_DIM`."""
+"""Workers that share blocks, for tests; also a process.
+
+python peering.py WORKER_ID INNER_DIM [nixl]
+"""
 
 import select
 import socket
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
@@ -19,6 +24,7 @@ from worker_agent.layout.strides import LayoutKind
 from worker_agent.manager.shared_pool import SharedPool
 from worker_agent.sharing.blockset import BlocksetExport, encode
 from worker_agent.sharing.leases import Leases
+from worker_agent.sharing.nixl_memory import NixlMemory
 from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.sharing.peer_server import PeerServer
 from worker_agent.sharing.shared_sets import SharedSet, no_proof
@@ -39,7 +45,7 @@ class Worker:
     """One worker's 8 device and 16 host blocks, served to peers with the token."""
 
     def __init__(self, worker_id, *, inner_dim=16, kinds=None, token=TOKEN, epoch=1,
-                 proof=no_proof, **server):  # fmt: skip
+                 proof=no_proof, nixl=False, **server):  # fmt: skip
         self.worker_id = worker_id
         self.kinds = kinds or {DEVICE: LayoutKind.BLOCK_FIRST, HOST: LayoutKind.CONTIGUOUS}
         self.layouts = {
@@ -54,6 +60,9 @@ class Worker:
             for index, layout in self.layouts.items()
         }
         self.windows = {index: BlockWindow(layout) for index, layout in self.layouts.items()}
+        self.nixl = NixlMemory(self.windows.values()) if nixl else None
+        if nixl:
+            server["nixl_metadata"] = self.nixl.metadata
         self.leases = Leases(Rank(worker_id, server.pop("dp_rank", 0)), epoch)
         sets = {
             i: SharedSet(tier.pool, self.windows[i], proof=proof) for i, tier in self.tiers.items()
@@ -65,6 +74,8 @@ class Worker:
 
     def __exit__(self, *_):
         self.server.close(60)
+        if self.nixl is not None:
+            self.nixl.close()
 
     def export(self):
         return encode(
@@ -159,9 +170,35 @@ def _connected_to(address):
     return socket.create_connection((host, int(port)), 60)
 
 
+class WorkerProcess:
+    """A worker in a process of its own; `arguments`: after its id."""
+
+    def __init__(self, *arguments):
+        here = Path(__file__)
+        command = [sys.executable, str(here), "1337", *map(str, arguments)]
+        environment = {"PYTHONPATH": ":".join([str(here.parents[3]), *sys.path])}
+        self.process = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment)
+        self.export = self.process.stdout.readline().encode()
+        self.listed = self.process.stdout.readline().encode()
+
+    def read(self, *blocks):
+        self.process.stdin.write(" ".join(map(str, blocks)) + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().split()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+
 def main():
     """A worker in a process of its own: says its export and a lease, and serves until it ends."""
-    with Worker(int(sys.argv[1]), inner_dim=int(sys.argv[2]), timeout_s=60) as worker:
+    with Worker(
+        int(sys.argv[1]), inner_dim=int(sys.argv[2]), nixl="nixl" in sys.argv, timeout_s=60
+    ) as worker:
         blocks = worker.tiers[HOST].allocate(4)
         worker.write(HOST, blocks.block_ids, range(4))
         listed = worker.leases.grant(blocks, HOST, "lease", FOREVER_S)

@@ -2,13 +2,10 @@
 
 import socket
 import ssl
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 
@@ -20,6 +17,7 @@ from support.fleets.peering import (
     FOREVER_S,
     HOST,
     Worker,
+    WorkerProcess,
     changing,
     content,
     identities,
@@ -326,33 +324,9 @@ def test_silent_peer_fails_at_the_deadline(other):
         assert client.get_named(identities(1, 2), room) == [FAILED, FAILED]
 
 
-class Process:
-    """A worker in a process of its own."""
-
-    def __init__(self, inner_dim):
-        here = Path(peering.__file__)
-        arguments = [sys.executable, str(here), "1337", str(inner_dim)]
-        environment = {"PYTHONPATH": ":".join([str(here.parents[3]), *sys.path])}
-        self.process = subprocess.Popen(arguments, stdin=-1, stdout=-1, text=True, env=environment)
-        self.export = self.process.stdout.readline().encode()
-        self.listed = self.process.stdout.readline().encode()
-
-    def read(self, *blocks):
-        self.process.stdin.write(" ".join(map(str, blocks)) + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().split()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.communicate()
-
-
 def test_two_processes_and_one_killed_in_the_middle(other):
     """Large blocks, so that the middle lasts: what had come is right, the rest has failed."""
-    with Process(inner_dim=1 << 17) as peer, Worker(1338, inner_dim=1 << 17) as here:
+    with WorkerProcess(1 << 17) as peer, Worker(1338, inner_dim=1 << 17) as here:
         blocksets = RemoteBlocksets(Rank(1338, 0), 77, peering.config_of(1, 1 << 17))
         blocksets.import_remote_blockset(peer.export, 0.0)
         targets = blocksets.get_remote_blocks_mutable(peer.listed, 0.0)

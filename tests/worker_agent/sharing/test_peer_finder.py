@@ -10,9 +10,9 @@ from support.fleets import peering
 from support.fleets.peering import HOST, Worker, identities
 from support.processes.servers import free_port, until
 from worker_agent.sharing import peer_server
+from worker_agent.sharing.pause import LEFT_ALONE_S
 from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.sharing.peer_finder import FIND_S, PeerFinder
-from worker_agent.sharing.peer_tier import LEFT_ALONE_S
 
 
 class Finding:

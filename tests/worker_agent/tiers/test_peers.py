@@ -19,8 +19,9 @@ from support.processes.servers import eventually, free_port
 from worker_agent.blocks.descriptors import PeerSource
 from worker_agent.sharing import peer_server
 from worker_agent.sharing.blockset import BlocksetExport, decode
+from worker_agent.sharing.pause import LEFT_ALONE_S
 from worker_agent.sharing.peer_client import PeerClient
-from worker_agent.sharing.peer_tier import LEFT_ALONE_S, PeerTier
+from worker_agent.sharing.peer_tier import PeerTier
 from worker_agent.tiers import peers
 from worker_agent.tiers.level import StackSettings
 from worker_agent.tiers.onboarding import Load

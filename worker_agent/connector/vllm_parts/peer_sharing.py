@@ -32,6 +32,7 @@ from worker_agent.operations.messages import (
     PeersNamed,
 )
 from worker_agent.sharing.errors import PeerError
+from worker_agent.sharing.nixl_memory import NIXL_NEEDED, NixlCounters, NixlUnavailableError
 from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.sharing.peer_finder import FIND_S, PeerFinder
 from worker_agent.sharing.peer_server import PeerCounters
@@ -53,10 +54,11 @@ class PeerCounts(Struct, frozen=True):
 
     pulled: EdgeCounters
     given: PeerCounters
+    nixl: NixlCounters
     unanswered: int
 
 
-NO_PEERS = PeerCounts(EdgeCounters(), PeerCounters(), 0)
+NO_PEERS = PeerCounts(EdgeCounters(), PeerCounters(), NixlCounters(), 0)
 """The counts of a worker that shares nothing."""
 
 
@@ -90,11 +92,13 @@ class PeerSharing:
         listen = settings.share_listen
         if listen:
             listen = rank_address("share_listen", listen, facts.number)
-        config = _sharing_config(listen, self._token, facts.dp_rank)
+        config = _sharing_config(listen, self._token, facts.dp_rank, has_nixl=settings.share_nixl)
         try:
             self.sharing = BlockSharing(manager, model, config)
         except PeerError as error:
             raise ConfigError("share_listen", str(error), "an address to listen at") from error
+        except NixlUnavailableError as error:
+            raise ConfigError("share_nixl", str(error), NIXL_NEEDED) from error
         self._rank = facts.rank
         self._given = addresses
         self._gives = bool(listen)
@@ -108,7 +112,8 @@ class PeerSharing:
     @property
     def counts(self) -> PeerCounts:
         """The counters since the start."""
-        return PeerCounts(self.sharing.pulled, self.sharing.counters, self.finder.unanswered)
+        ours = self.sharing
+        return PeerCounts(ours.pulled, ours.counters, ours.nixl_counters, self.finder.unanswered)
 
     def answer(self, command: PeerCommand) -> PeersNamed | RankBlocksets:
         """Execute a command about other engines, on any thread. Raises InvalidFieldError."""
@@ -165,12 +170,12 @@ class PeerSharing:
 
     def _loading(self, rank: Rank, addresses: Sequence[str]) -> PeerTier:
         [address] = addresses
-        timeout_s = self._load_timeout_s
-        client = PeerClient(address, rank.worker_id, self._token, timeout_s=timeout_s)
+        timeout_s, nixl = self._load_timeout_s, self.sharing.nixl
+        client = PeerClient(address, rank.worker_id, self._token, timeout_s=timeout_s, nixl=nixl)
         return PeerTier(f"worker {rank} at {address}", client)
 
 
-def _sharing_config(listen: str, token: bytes, dp_rank: int) -> SharingConfig:
+def _sharing_config(listen: str, token: bytes, dp_rank: int, *, has_nixl: bool) -> SharingConfig:
     at = urlsplit(listen)
     is_tcp = at.scheme == "tcp"
     return SharingConfig(
@@ -180,4 +185,5 @@ def _sharing_config(listen: str, token: bytes, dp_rank: int) -> SharingConfig:
         host=at.hostname if is_tcp else None,
         port=at.port or 0,
         path=Path(at.path) if at.scheme == "unix" else None,
+        nixl=has_nixl,
     )

@@ -67,6 +67,15 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
 
+    share_nixl: Annotated[
+        bool,
+        about(
+            "read memory of engines on other hosts through NIXL, by RDMA where the network has it, "
+            "and let theirs read ours; else over the socket. NIXL opens ports without "
+            "authentication: for closed networks. Needs share_listen or share_peers"
+        ),
+    ] = False
+
     control_listen: Annotated[
         str,
         about(
@@ -108,7 +117,16 @@ def _only_keyed(key: str) -> ConflictRule:
     )
 
 
-_RULES = _only_keyed("share_listen"), _only_keyed("share_peers")
+_RULES = (
+    _only_keyed("share_listen"),
+    _only_keyed("share_peers"),
+    ConflictRule(
+        "share_nixl",
+        "share_listen",
+        lambda c: c.share_nixl and not (c.share_listen or c.share_peers),
+        "blocks are not shared",
+    ),
+)
 
 
 def _check_control(address: str) -> None:

@@ -101,13 +101,15 @@ def finish(halves, key):
     assert not halves.scheduler.leader.counters.refused
 
 
-@pytest.mark.parametrize("way", ["tcp", "unix", "mapped"])
+@pytest.mark.parametrize("way", ["tcp", "unix", "mapped", "nixl"])
 def test_blocks_of_another_engine_are_loaded(key, tmp_path, way):
-    address = f"tcp://127.0.0.1:{free_port()}" if way == "tcp" else f"unix://{tmp_path}/kv"
+    is_local = way in {"unix", "mapped"}
+    address = f"unix://{tmp_path}/kv" if is_local else f"tcp://127.0.0.1:{free_port()}"
     memory = {"host_cache_dir": str(tmp_path)} if way == "mapped" else {}
+    both = {"share_nixl": way == "nixl"}
     with (
-        opened(key, share_listen=address, **memory) as giver,
-        opened(key, share_peers=[address], name="other") as here,
+        opened(key, share_listen=address, **memory, **both) as giver,
+        opened(key, share_peers=[address], name="other", **both) as here,
     ):
         stored = computed(giver)
         giver.worker.take_counted()
@@ -123,6 +125,8 @@ def test_blocks_of_another_engine_are_loaded(key, tmp_path, way):
         until(lambda: given.update(giver.worker.take_counted()) or "given_blocks" in given)
         assert given["given_blocks"] == {"": 2}
         assert ("mapped_blocks" in given) == (way == "mapped")
+        assert ("nixl_given_blocks" in given) == (way == "nixl")
+        assert ("nixl_pulled_blocks" in pulled) == (way == "nixl")
 
 
 def test_blocks_of_all_groups_come_from_one_peer(key):
