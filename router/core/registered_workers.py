@@ -122,6 +122,7 @@ def registered_worker(
         incarnation=incarnation,
         agent_is_engine=False,
         labels=registration.labels,
+        block_addresses=registration.block_addresses or {},
         registration=registration,
         dp_ranks=tuple(dp_ranks),
         sources=sources,

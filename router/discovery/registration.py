@@ -25,13 +25,14 @@ from router.errors import InvalidFieldError, KvRouterError
 from router.ingest.data_dir import DataDir, Kept
 from router.ingest.effect_runner import EffectRunner
 from router.ingest.engines import Engines
-from router.protocol.catalogue import Lifecycle
+from router.protocol.catalogue import VLLM_P2P, Lifecycle, block_protocols
 from router.protocol.workers import WorkerRegistration
 from router.publisher.batch_order.address import rank_endpoint
 
 RESOLVE_S = 1.0
 """The time to resolve a name; a name that takes longer, or is unknown, is accepted."""
 
+_BLOCKS_AT = "tcp://host:port, unix:///path, or vllm-p2p://host:port of vLLM's own P2P tier"
 _NOT_PUBLIC = "an address of a private network; any, if allow_public_engines is set"
 
 
@@ -39,15 +40,24 @@ async def check_endpoints(registration: WorkerRegistration, *, allow_public: boo
     """Raise InvalidFieldError for the first endpoint that is not accepted."""
     for field, endpoint in _endpoints(registration):
         rank_endpoint(endpoint, 0, field)
-        if not endpoint.startswith("tcp://"):
-            continue
-        for address in await _addresses(urlsplit(endpoint).hostname or ""):
-            if address.is_unspecified:
-                reason = f"{endpoint!r} is an address to listen on, not one to connect to"
-                raise InvalidFieldError(field, reason, "its host's address", status=422)
-            if address.is_global and not allow_public:
-                reason = f"{endpoint!r} is public, and an engine's events contain its prompts"
-                raise InvalidFieldError(field, reason, _NOT_PUBLIC, status=422)
+        await _check_host(field, endpoint, "events contain", allow_public=allow_public)
+    for field, address in _block_addresses(registration):
+        if not block_protocols([address]):
+            raise InvalidFieldError(field, f"{address!r} is no address", _BLOCKS_AT, status=422)
+        await _check_host(field, address, "blocks are", allow_public=allow_public)
+
+
+async def _check_host(field: str, endpoint: str, what: str, *, allow_public: bool) -> None:
+    """Raise InvalidFieldError if the host of a TCP endpoint is not accepted."""
+    if not endpoint.startswith(("tcp://", VLLM_P2P)):
+        return
+    for address in await _addresses(urlsplit(endpoint).hostname or ""):
+        if address.is_unspecified:
+            reason = f"{endpoint!r} is an address to listen on, not one to connect to"
+            raise InvalidFieldError(field, reason, "its host's address", status=422)
+        if address.is_global and not allow_public:
+            reason = f"{endpoint!r} is public, and an engine's {what} its prompts"
+            raise InvalidFieldError(field, reason, _NOT_PUBLIC, status=422)
 
 
 def _check_eagle(registration: WorkerRegistration) -> None:
@@ -72,6 +82,13 @@ def _endpoints(registration: WorkerRegistration) -> Iterator[tuple[str, str]]:
         for dp_rank, endpoint in (getattr(registration, field) or {}).items():
             if endpoint:
                 yield f"{field}.{dp_rank}", endpoint
+
+
+def _block_addresses(registration: WorkerRegistration) -> Iterator[tuple[str, str]]:
+    """Yield field and address of all places where a worker shares its blocks."""
+    for dp_rank, addresses in (registration.block_addresses or {}).items():
+        for address in addresses:
+            yield f"block_addresses.{dp_rank}", address
 
 
 async def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:

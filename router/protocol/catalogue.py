@@ -5,10 +5,13 @@ Entries are JSON, so that NATS tools can read them. Keys: `worker.{worker_id}` a
 `order.{worker_id}`, written by operators through a router, kept until revoked.
 """
 
+import re
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta, Struct, json
 
+from router.errors import InvalidFieldError
 from router.protocol.values import (
     DpRank,
     Endpoint,
@@ -57,7 +60,8 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
     it runs beside an engine that may outlive it. `reports_load`: load reports are expected, so
     missing ones mean that the worker failed. `total_kv_blocks`: of each rank; 0 if unknown.
     `max_num_batched_tokens`: 0 if unknown. `block_addresses`: by rank, where other workers request
-    its blocks, `tcp://host:port` or `unix:///path`; ranks without an entry do not share blocks.
+    its blocks: `tcp://host:port` or `unix:///path` of our agents and connector,
+    `vllm-p2p://host:port` of vLLM's own P2P tier; ranks without an entry do not share blocks.
     `blocksets`: by rank, its exported pools, in the format of its kind of agent; for workers only.
     """
 
@@ -108,6 +112,65 @@ class WorkerAnnouncement(Struct, frozen=True, kw_only=True):
     def source(self, _: Rank) -> Struct | None:
         """Return the source of a rank's events, or None if they come from the bus."""
         return None
+
+
+VLLM_P2P = "vllm-p2p://"
+_P2P_ADDRESS = re.compile(r"vllm-p2p://(?P<host>[^\s/:*\[\]]+):(?P<port>[1-9]\d{0,4})", re.ASCII)
+_OURS = re.compile(r"tcp://\S+|unix:///\S+")
+_MAX_PORT = 65_535
+
+
+def vllm_p2p_address(address: str) -> tuple[str, int] | None:
+    """Return host and port of the side channel of vLLM's P2P tier; None for other addresses.
+
+    vLLM knows a peer by exactly this host and port, and has no form for IPv6.
+    """
+    found = _P2P_ADDRESS.fullmatch(address)
+    if found is None or int(found["port"]) > _MAX_PORT:
+        return None
+    return found["host"], int(found["port"])
+
+
+def vllm_p2p_endpoint(place: str, dp_rank: int, field: str) -> str:
+    """Return the address of a rank's side channel, of `host:port` of the first rank.
+
+    vLLM adds the data-parallel rank to the port. Raises InvalidFieldError.
+    """
+    found = vllm_p2p_address(f"{VLLM_P2P}{place}")
+    allowed = "host:port as the engine has them, with a name or an IPv4 address of its host"
+    if found is None:
+        raise InvalidFieldError(field, f"{place!r} is no place of a P2P tier", allowed, status=422)
+    host, port = found
+    if port + dp_rank > _MAX_PORT:
+        allowed = f"a port of at most {_MAX_PORT - dp_rank}, for rank {dp_rank}"
+        raise InvalidFieldError(field, f"port {port}", allowed, status=422)
+    return f"{VLLM_P2P}{host}:{port + dp_rank}"
+
+
+def block_protocols(addresses: Iterable[str]) -> set[str]:
+    """Return the protocols spoken at some of `block_addresses`. Unknown addresses have none."""
+    return {protocol for each in addresses if (protocol := _block_protocol(each)) is not None}
+
+
+def usable_address(
+    offered: Iterable[str], own: Sequence[str], protocols: Collection[str | None]
+) -> str | None:
+    """Return the first address at which a rank can read blocks of another; None if it cannot.
+
+    `own`: addresses of the rank that reads; `protocols`: those spoken there. vLLM's peers are
+    known by their address: its own one is no source.
+    """
+    for address in offered:
+        protocol = _block_protocol(address)
+        if protocol in protocols and not (protocol == VLLM_P2P and address in own):
+            return address
+    return None
+
+
+def _block_protocol(address: str) -> str | None:
+    if _OURS.fullmatch(address):
+        return ""
+    return VLLM_P2P if vllm_p2p_address(address) is not None else None
 
 
 class RouterAnnouncement(Struct, frozen=True, kw_only=True):

@@ -166,18 +166,28 @@ SharedTier: TypeAlias = Literal["device", "host_pinned"]
 """The tiers of blocks that workers share."""
 
 
-class BlockSource(Struct, frozen=True):
+class RemoteKvSource(Struct, frozen=True):
+    """The side channel of a vLLM's own P2P tier, in vLLM's words."""
+
+    remote_host: str
+    remote_port: int
+
+
+class BlockSource(Struct, frozen=True, omit_defaults=True):
     """A rank from which the engine can load more of a prompt than it holds.
 
     It is meant for the engine, not for the caller. `blocks`: leading blocks of the prompt, counted
     from its start, that this rank has and shares. `tier`: the slower of the tiers they are in,
-    `device` or `host_pinned`.
+    `device` or `host_pinned`. `remote_kv_source`: set if both ranks share blocks by vLLM's own P2P
+    tier: it is what their engine understands, together with a `kv_request_id` of the caller's,
+    another one for each request.
     """
 
     worker_id: UInt
     dp_rank: DpRank
     blocks: UInt
     tier: SharedTier
+    remote_kv_source: RemoteKvSource | None = None
 
 
 SplitKey: TypeAlias = Literal["session", "prompt", "worker"]
@@ -204,7 +214,9 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     `waited_s`: time in the queue.
 
     `source`: another rank, which holds more of the prompt than the chosen one does in all its
-    tiers, if both share their blocks; send it to the engine as `kv_transfer_params.source`.
+    tiers, if both share their blocks by the same protocol; send it to the engine as
+    `kv_transfer_params.source`, or, if it has a `remote_kv_source`, that with a `kv_request_id` of
+    its own as `kv_transfer_params.remote_kv_source`.
 
     `selection_id`: the id under which it may be booked, or is. `sequence_hashes`: for bookings, the
     signed hashes of its full blocks. `track_prefill_tokens`: for bookings, whether its prefill

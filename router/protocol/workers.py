@@ -1,8 +1,8 @@
 """Workers that callers register over HTTP, the endpoints of their engines, and views of workers.
 
 The bodies are those of Dynamo's selection service; `replay_endpoints`, `topic`, `engine`,
-`report_mode`, `caches_prefixes` and `load_endpoints` are ours. Missing fields make a worker
-incomplete, not invalid.
+`report_mode`, `caches_prefixes`, `load_endpoints` and `block_addresses` are ours. Missing fields
+make a worker incomplete, not invalid.
 """
 
 from typing import Annotated, Any, Literal, TypeAlias
@@ -27,7 +27,8 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
     """The mutable properties of a worker; None: not given.
 
     Maps are by `dp_rank`. `kv_events_endpoint`: of a worker with one rank. `replay_endpoint`: of a
-    worker with one rank. `topic`: the prefix under which the engine publishes. `engine` "sglang"
+    worker with one rank. `block_addresses`: see `WorkerAnnouncement`.
+    `topic`: the prefix under which the engine publishes. `engine` "sglang"
     clears all tiers at once. `report_mode` "full": the engine may report stored blocks again.
     `hybrid`: of a hybrid model, what no event contains.
     `caches_prefixes` false: it reuses no blocks, and none are estimated. The last nine are its
@@ -40,6 +41,7 @@ class WorkerFields(Struct, frozen=True, kw_only=True):
     replay_endpoint: Text | None = None
     replay_endpoints: dict[DpRank, Text] | None = None
     load_endpoints: dict[DpRank, Text] | None = None
+    block_addresses: dict[DpRank, list[Text]] | None = None
     topic: Text | None = None
     engine: EngineKind | None = None
     report_mode: ReportMode | None = None
@@ -273,6 +275,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     replay_endpoint: str | None = None
     replay_endpoints: dict[int, str] = {}
     load_endpoints: dict[int, str] = {}
+    block_addresses: dict[int, list[str]] = {}
     topic: str | None = None
     engine: str | None = None
     report_mode: str | None = None

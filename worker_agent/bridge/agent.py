@@ -226,7 +226,7 @@ class BridgeAgent:
             agent_is_engine=False,
             labels=agent.labels(),
             block_addresses={
-                each.rank.dp_rank: [each.blocks] for each in self._addresses if each.blocks
+                each.rank.dp_rank: each.shared for each in self._addresses if each.shared
             },
             blocksets={} if self._tiers is None else self._tiers.blocksets,
         )
@@ -236,7 +236,7 @@ class BridgeAgent:
         if self._tiers is None:
             return []
         answers = TierResponder(self._tiers, self._config.worker.id, self._edge.guard)
-        if not announcement.block_addresses:
+        if not any(each.blocks for each in self._addresses):
             return [answers.run]
         return [answers.run, PeerWatch(self._tiers, announcement).run]
 

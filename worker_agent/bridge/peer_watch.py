@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from router.protocol.catalogue import WorkerAnnouncement
+from router.protocol.catalogue import WorkerAnnouncement, vllm_p2p_address
 from router.protocol.subjects import Subjects
 from router.runtime.bus.connection import Bus
 from router.runtime.bus.errors import BusUnavailableError
@@ -51,8 +51,9 @@ class PeerWatch:
 
 
 def _peers_of(worker: WorkerAnnouncement) -> Iterator[AnnouncedBlockset]:
-    """Yield each rank that gives blocks, with its blockset, which is empty if it has none."""
+    """Yield each rank that gives blocks to the connector, with its blockset, empty without one."""
     for dp_rank, addresses in worker.block_addresses.items():
-        if addresses:
+        ours = next((each for each in addresses if vllm_p2p_address(each) is None), None)
+        if ours is not None:
             blockset = worker.blocksets.get(dp_rank, {})
-            yield AnnouncedBlockset(addresses[0], worker.worker_id, dp_rank, blockset)
+            yield AnnouncedBlockset(ours, worker.worker_id, dp_rank, blockset)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from router.errors import ConfigError, InvalidFieldError
+from router.protocol.catalogue import vllm_p2p_endpoint
 from router.protocol.hybrid import HybridSettings
 from router.protocol.values import Name, Rank, number_in
 from router.publisher.batch_order.address import EngineAddress, rank_endpoint
@@ -75,6 +76,15 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             "share_listen of the vLLM connector in the engine, with the same value, or one for "
             "each rank: it is announced, so that routers name the engine as source of blocks",
             unit="ENDPOINT",
+        ),
+    ] = None
+    p2p_listen: Annotated[
+        str | None,
+        about(
+            "side channel of vLLM's own P2P tier, with the engine's own value of "
+            "VLLM_P2P_SIDE_CHANNEL_HOST and _PORT, or one for each rank: it is announced, so that "
+            "routers name the engine as source of blocks to engines that have one, too",
+            unit="HOST:PORT",
         ),
     ] = None
     control_listen: Annotated[
@@ -209,7 +219,7 @@ class BridgeConfig(Struct, frozen=True, kw_only=True):
 class RankAddresses(Struct, frozen=True):
     """The sockets of one rank. `blocks`: where other engines read its blocks.
 
-    `control`: where its workers receive commands.
+    `p2p`: the same of vLLM's own P2P tier. `control`: where its workers receive commands.
     """
 
     rank: Rank
@@ -218,6 +228,12 @@ class RankAddresses(Struct, frozen=True):
     tiers: str | None
     blocks: str | None = None
     control: tuple[str, ...] = ()
+    p2p: str | None = None
+
+    @property
+    def shared(self) -> list[str]:
+        """Where other engines read its blocks, by any protocol."""
+        return [each for each in (self.blocks, self.p2p) if each is not None]
 
 
 def rank_addresses(config: BridgeConfig) -> list[RankAddresses]:
@@ -230,7 +246,8 @@ def rank_addresses(config: BridgeConfig) -> list[RankAddresses]:
     loads = _per_rank("load", _load_endpoint(config.agent, engine), ranks)
     tiers = _per_rank("tiers", engine.tiers, ranks)
     blocks = _blocks_at(engine, ranks)
-    each = zip(ranks, events, replays, loads, tiers, blocks, strict=True)
+    side_channels = _p2p_at(engine, ranks)
+    each = zip(ranks, events, replays, loads, tiers, blocks, side_channels, strict=True)
     return [
         RankAddresses(
             rank,
@@ -239,8 +256,9 @@ def rank_addresses(config: BridgeConfig) -> list[RankAddresses]:
             tier,
             at,
             _control_of(engine, rank),
+            p2p,
         )
-        for rank, event, replay, load, tier, at in each
+        for rank, event, replay, load, tier, at, p2p in each
         if event is not None
     ]
 
@@ -257,6 +275,20 @@ def _blocks_at(engine: EngineConfig, ranks: Sequence[Rank]) -> list[str | None]:
     return _each_ones(key, [rank_address(key, each, 0) for each in addresses], ranks)
 
 
+def _p2p_at(engine: EngineConfig, ranks: Sequence[Rank]) -> list[str | None]:
+    """Return the side channel of each rank's P2P tier: vLLM adds the rank to the port."""
+    key, text = "p2p_listen", engine.p2p_listen
+    if text is None:
+        return [None for _ in ranks]
+    places = listed(text)
+    try:
+        if len(places) == 1:
+            return [vllm_p2p_endpoint(places[0], rank.dp_rank, key) for rank in ranks]
+        return _each_ones(key, [vllm_p2p_endpoint(each, 0, key) for each in places], ranks)
+    except InvalidFieldError as error:
+        raise ConfigError(key, error.reason, error.allowed) from error
+
+
 def _control_of(engine: EngineConfig, rank: Rank) -> tuple[str, ...]:
     """Return where each worker of a rank receives commands."""
     if engine.control_listen is None:
@@ -271,6 +303,8 @@ def _control_of(engine: EngineConfig, rank: Rank) -> tuple[str, ...]:
 def _check_sources(agent: AgentConfig, engine: EngineConfig) -> None:
     if agent.endpoint is None:
         raise ConfigError("endpoint", "missing", "the engine's URL for callers, http://host:port")
+    if engine.p2p_listen is not None and agent.engine != "vllm":
+        raise ConfigError("p2p_listen", f"{agent.engine} has no such tier", "with --engine vllm")
     if engine.load is not None and agent.engine != "sglang":
         raise ConfigError("load", f"{agent.engine} has no load socket", "with --engine sglang")
     if engine.events_url is not None:

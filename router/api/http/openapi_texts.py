@@ -24,6 +24,8 @@ WORDS = {
     "allowed_worker_ids": "only these workers",
     "assume_kv_reuse": "whether requests share the blocks of their common prefix",
     "at_once": "steps are reported as they happen, not in intervals",
+    "block_addresses": "places where ranks give blocks to other workers, by rank: tcp://host:port, "
+    "unix:///path, or vllm-p2p://host:port of vLLM's own P2P tier",
     "block_hash": "sequence hash of the block",
     "block_hashes": "local hashes of the prompt's full blocks, the keys of the index",
     "block_mm_infos": "multimodal objects of each block, or null",
@@ -152,6 +154,10 @@ WORDS = {
     "refused": "the error response, as from the route of a single item",
     "remote": "cached prefix in any tier, in tokens",
     "remote_blocks": "leading blocks of the prompt in any tier",
+    "remote_host": "host of the P2P tier's side channel",
+    "remote_kv_source": "if both ranks share blocks by vLLM's own P2P tier: what the engine gets "
+    "as kv_transfer_params.remote_kv_source, together with a kv_request_id of its own",
+    "remote_port": "its port",
     "removed": "ranks that were no candidates, by filter",
     "replay": "whether missed events can be replayed",
     "replay_endpoint": "ZMQ socket to request missed events of rank 0",

@@ -16,6 +16,7 @@ from router.core.core import RouterCore
 from router.core.placement import Explained, Placement
 from router.indexer.base import NO_OVERLAP, Overlap, OverlapScores
 from router.indexer.radix_tree.matches import Matches
+from router.protocol.catalogue import block_protocols, usable_address, vllm_p2p_address
 from router.protocol.hybrid import Layout
 from router.protocol.replies import (
     BlockSource,
@@ -26,6 +27,7 @@ from router.protocol.replies import (
     LearnedRates,
     OverlapTokens,
     PredictedSeconds,
+    RemoteKvSource,
     RemovedRanks,
     SharedTier,
     SplitChoice,
@@ -64,36 +66,44 @@ _HOST_COLUMN = 1 + Tier.HOST
 
 
 def block_source(
-    core: RouterCore, overlaps: OverlapScores, held_blocks: int, now_s: float
+    core: RouterCore,
+    overlaps: OverlapScores,
+    held_blocks: int,
+    addresses: Sequence[str],
+    now_s: float,
 ) -> BlockSource | None:
     """Return the rank that holds most of a prompt in memory, if more than the chosen rank holds.
 
     Of equal ranks it prefers the one that holds most on the device, then the one with the fewest
-    tokens to compute. `held_blocks`: what the chosen rank holds on any tier. Call it only if the
-    chosen rank shares its blocks. O(matches).
+    tokens to compute. `held_blocks`: what the chosen rank holds on any tier. `addresses`: where it
+    shares its own; a source speaks a protocol of theirs. O(matches).
     """
-    most = 0
-    sources: list[tuple[Rank, Overlap]] = []
+    most, protocols = 0, block_protocols(addresses)
+    sources: list[tuple[Rank, Overlap, str]] = []
     for rank, overlap in _holding_more(overlaps, held_blocks):
         if overlap.host < most:
             break
-        if _gives(core, rank, now_s):
+        address = usable_address(_offered(core, rank, now_s), addresses, protocols)
+        if address is not None:
             most = overlap.host
-            sources.append((rank, overlap))
+            sources.append((rank, overlap, address))
     if not sources:
         return None
-    rank, overlap = max(sources, key=lambda each: (each[1].device, -_work(core, each[0])))
+    rank, overlap, address = max(sources, key=lambda each: (each[1].device, -_work(core, each[0])))
     is_on_device = overlap.device >= overlap.host
     tier: SharedTier = "device" if is_on_device else "host_pinned"
-    return BlockSource(rank.worker_id, rank.dp_rank, overlap.host, tier)
+    p2p = vllm_p2p_address(address)
+    remote = None if p2p is None else RemoteKvSource(*p2p)
+    return BlockSource(rank.worker_id, rank.dp_rank, overlap.host, tier, remote)
 
 
-def _gives(core: RouterCore, rank: Rank, now_s: float) -> bool:
-    """Return whether a rank shares its blocks, and is not known to be silent."""
+def _offered(core: RouterCore, rank: Rank, now_s: float) -> Sequence[str]:
+    """Return where a rank shares its blocks; nowhere if it is known to be silent."""
     worker = core.fleet.get(rank.worker_id)
-    if worker is None or rank.dp_rank not in worker.announcement.block_addresses:
-        return False
-    return core.fleet.silence_s(worker, now_s) is None
+    addresses = () if worker is None else worker.announcement.block_addresses.get(rank.dp_rank, ())
+    if worker is None or not addresses or core.fleet.silence_s(worker, now_s) is not None:
+        return ()
+    return addresses
 
 
 def _work(core: RouterCore, rank: Rank) -> int:
@@ -163,8 +173,8 @@ def explain(
         force_setattr(decision, "selection_id", request.request_id)
         force_setattr(decision, "sequence_hashes", hashes)
         force_setattr(decision, "track_prefill_tokens", placement.tracking.prefill_tokens)
-    if rank.dp_rank in worker.block_addresses:
-        source = block_source(core, placement.overlaps, held_blocks, now_s)
+    if addresses := worker.block_addresses.get(rank.dp_rank):
+        source = block_source(core, placement.overlaps, held_blocks, addresses, now_s)
         force_setattr(decision, "source", source)
     return _with_terms(core, request, placement, decision, now_s) if request.explain else decision
 

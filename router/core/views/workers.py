@@ -209,6 +209,7 @@ def worker_view(
         last_heard_s=round(now_s - worker.last_seen_s, 3),
         not_schedulable_reasons=reasons,
         ranks=[_rank_view(core, worker, rank, now_s, engine_of) for rank in worker.ranks],
+        block_addresses=announcement.block_addresses,
         **structs.asdict(announcement.labels),
     )
     if not isinstance(announcement, RegisteredWorker):

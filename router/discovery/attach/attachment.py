@@ -65,6 +65,7 @@ def _registration(
 ) -> WorkerRegistration:
     sockets, facts = choice.sockets, seen.facts
     adapters = sorted(name for name, parent in seen.models.items() if parent is not None)
+    start, size = min(sockets, default=0), max(len(sockets), seen.rank_count, 1)
     return WorkerRegistration(
         worker_id=engine.worker_id,
         endpoint=engine.url,
@@ -74,14 +75,15 @@ def _registration(
         block_size=facts.block_size,
         total_kv_blocks=facts.total_kv_blocks,
         max_num_batched_tokens=facts.max_num_batched_tokens,
-        data_parallel_start_rank=min(sockets, default=0),
-        data_parallel_size=max(len(sockets), seen.rank_count, 1),
+        data_parallel_start_rank=start,
+        data_parallel_size=size,
         lora_names=adapters if seen.engine == "vllm" else None,
         model_aliases=list(seen.aliases) or None,
         max_model_len=seen.max_model_len,
         kv_events_endpoints={rank: each.events for rank, each in sockets.items()} or None,
         replay_endpoints={r: each.replay for r, each in sockets.items() if each.replay} or None,
         load_endpoints={r: each.load for r, each in sockets.items() if each.load} or None,
+        block_addresses=engine.block_addresses(range(start, start + size)) or None,
         topic=next((each.topic for each in sockets.values() if each.topic), None),
         hybrid=engine.hybrid,
         caches_prefixes=False if seen.has_prefix_caching is False else None,

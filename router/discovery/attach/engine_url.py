@@ -1,17 +1,24 @@
-"""The address of an engine: http://a:8000[;events=…][;replay=…][;role=…][;eagle_groups=…]."""
+"""The address of an engine: http://a:8000[;events=…][;replay=…][;role=…][;eagle_groups=…][;p2p=…]."""
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import get_args
 from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Struct, ValidationError, convert
 
 from router.errors import InvalidFieldError
+from router.protocol.catalogue import VLLM_P2P, vllm_p2p_address, vllm_p2p_endpoint
 from router.protocol.hybrid import HybridSettings
 from router.protocol.values import Role
 from router.publisher.batch_order.address import rank_endpoint
 from router.runtime.process.settings import id_of_name
 
-_OPTIONS = ("events", "replay", "role", "eagle_groups")
+_OPTIONS = ("events", "replay", "role", "eagle_groups", "p2p")
+_PLACES: Mapping[str, Callable[[str, int, str], str]] = {
+    "events": rank_endpoint,
+    "replay": rank_endpoint,
+    "p2p": vllm_p2p_endpoint,
+}
 _NO_GROUPS = "none"
 MOST_CHARACTERS = 900
 """Limit of an engine's address."""
@@ -22,6 +29,7 @@ class EngineUrl(Struct, frozen=True):
 
     `events`, `replay`: of its first rank, if the caller names them. `role`: None: aggregated.
     `eagle_groups`: numbers of groups as in a registration, joined by `+`, or `none`; None: unknown.
+    `p2p`: host and port of the side channel of its first rank's P2P tier, if it has one.
     """
 
     url: str
@@ -29,11 +37,20 @@ class EngineUrl(Struct, frozen=True):
     replay: str | None = None
     role: Role | None = None
     eagle_groups: str | None = None
+    p2p: str | None = None
 
     @property
     def hybrid(self) -> HybridSettings | None:
         """The settings of a hybrid model in the address; None if it has none."""
         return None if self.eagle_groups is None else _hybrid(self.eagle_groups)
+
+    def block_addresses(self, dp_ranks: Iterable[int]) -> dict[int, list[str]]:
+        """Return where each of its ranks gives blocks to others; without those beyond all ports."""
+        host, _, port = (self.p2p or "").rpartition(":")
+        if not host:
+            return {}
+        found = {each: f"{VLLM_P2P}{host}:{int(port) + each}" for each in dp_ranks}
+        return {each: [place] for each, place in found.items() if vllm_p2p_address(place)}
 
     @property
     def host(self) -> str:
@@ -61,8 +78,8 @@ def parsed_url(text: str, field: str) -> EngineUrl:
     """Parse the address of an engine. Raises InvalidFieldError for `field`."""
     url, *options = text.strip().split(";")
     allowed = (
-        "http://HOST:PORT or https://HOST:PORT, with ;events=, ;replay=, ;role= and ;eagle_groups= "
-        "if necessary"
+        "http://HOST:PORT or https://HOST:PORT, with ;events=, ;replay=, ;role=, ;eagle_groups= "
+        "and ;p2p= if necessary"
     )
     if "@" in url:  # before anything that would repeat the URL
         reason = f"the URL of {url.rpartition('@')[2][:100]!r} contains credentials"
@@ -79,8 +96,8 @@ def parsed_url(text: str, field: str) -> EngineUrl:
     given = dict(option.partition("=")[::2] for option in options)
     if not given.keys() <= set(_OPTIONS) or not all(given.values()):
         raise InvalidFieldError(field, repr(text), allowed)
-    for name in given.keys() & {"events", "replay"}:
-        rank_endpoint(given[name], 0, field)
+    for name in given.keys() & _PLACES.keys():
+        _PLACES[name](given[name], 0, field)
     role = _role(given.get("role"), field)
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     at = host if port is None else f"{host}:{port}"
@@ -89,8 +106,8 @@ def parsed_url(text: str, field: str) -> EngineUrl:
     except (ValueError, ValidationError):
         reason = f"eagle_groups {given['eagle_groups']!r}"
         raise InvalidFieldError(field, reason, "0, or 1+3, or none") from None
-    events, replay, groups = (given.get(name) for name in ("events", "replay", "eagle_groups"))
-    return EngineUrl(f"{parts.scheme}://{at}", events, replay, role, groups)
+    events, replay, groups, p2p = map(given.get, ("events", "replay", "eagle_groups", "p2p"))
+    return EngineUrl(f"{parts.scheme}://{at}", events, replay, role, groups, p2p)
 
 
 def _hybrid(groups: str) -> HybridSettings:

@@ -20,19 +20,21 @@ from router.discovery.kubernetes.objects import (
     RewriteTarget,
 )
 from router.errors import InvalidFieldError
+from router.protocol.catalogue import VLLM_P2P, vllm_p2p_endpoint
 from router.publisher.batch_order.address import rank_endpoint
 
 ACTIVE_PORTS = ("inference.networking.k8s.io/active-ports", "llm-d.ai/active-ports")
 """Annotations of a pod with the ports, of the pool's, that it serves at."""
 EVENTS_PORT, REPLAY_PORT = "kv-router/events-port", "kv-router/replay-port"
-"""Annotations of a pod with the ports of its first rank's event sockets; each further endpoint of
-the pod has the next one."""
+P2P_PORT = "kv-router/p2p-port"
+"""Annotations of a pod with the ports of its first rank's event sockets, and of the side channel of
+its vLLM's P2P tier; each further endpoint of the pod has the next one."""
 
 ROLE = "llm-d.ai/role"
 """The label of a pod with the work that it does; without one it does all."""
 
 _POOL_KIND = "InferencePool"
-_KEYS = {"events": EVENTS_PORT, "replay": REPLAY_PORT, "role": ROLE}
+_KEYS = {"events": EVENTS_PORT, "replay": REPLAY_PORT, "p2p": P2P_PORT, "role": ROLE}
 _ROLES = {"prefill": "prefill", "encode-prefill": "prefill", "encode": "encode"}
 """Roles that are not decode workers; others may prefill for themselves too."""
 
@@ -70,8 +72,8 @@ def _active_ports(metadata: Metadata) -> set[int] | None:
 
 
 def _said(metadata: Metadata) -> str:
-    """Return the ports of event sockets and the role that a pod names, as options of a URL."""
-    found = {n: metadata.annotations.get(_KEYS[n], "").strip() for n in ("events", "replay")}
+    """Return the ports of sockets and the role that a pod names, as options of a URL."""
+    found = {n: metadata.annotations.get(_KEYS[n], "").strip() for n in ("events", "replay", "p2p")}
     found["role"] = _ROLES.get(metadata.labels.get(ROLE, ""), "")
     return ";".join(f"{name}={value}" for name, value in found.items() if value)
 
@@ -96,6 +98,9 @@ def _option(name: str, value: str, host: str, found: Found) -> str:
         return value
     if name not in _KEYS or not (value.isascii() and value.isdigit()):
         raise InvalidFieldError(_KEYS.get(name, EVENTS_PORT), repr(found.said), "a port")
+    if name == "p2p":
+        place = vllm_p2p_endpoint(f"{host}:{value}", found.index, P2P_PORT)
+        return place.removeprefix(VLLM_P2P)
     return rank_endpoint(f"tcp://{host}:{value}", found.index, _KEYS[name])
 
 

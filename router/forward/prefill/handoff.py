@@ -4,13 +4,15 @@
     from it                   kv_transfer_params {do_remote_prefill: true, location of the blocks}
     to the decode worker      the same, unchanged
 
-Their content is private to the engines. The router's are `source` (see `Decision`) and `target`,
-the rank that will probably decode. An engine that answers with `pushed`, a number of blocks, writes
+Their content is private to the engines. The router's are `source` (see `Decision`), or
+`remote_kv_source` in its place where engines share blocks by vLLM's own P2P tier, and `target`, the
+rank that will probably decode. An engine that answers with `pushed`, a number of blocks, writes
 them there while it computes; the others are sent no `target`.
 """
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 from msgspec import Struct, structs
@@ -23,7 +25,7 @@ from router.forward.headers import (
     Pairs,
 )
 from router.forward.request_body import CompletionRequest
-from router.protocol.replies import Decision
+from router.protocol.replies import BlockSource, Decision
 from router.protocol.requests import RankTarget, SelectRequest, Usage
 from router.protocol.values import UNREADABLE
 
@@ -31,7 +33,14 @@ PARAMS = "kv_transfer_params"
 BYPASS = "x-bypass-remote-prefill"
 """The annotation that requests prefill on the decode worker."""
 
-_SAID_BY_WHO_HANDS_OVER = ("do_remote_prefill", "do_remote_decode", "source")
+_SAID_BY_WHO_HANDS_OVER = (
+    "do_remote_prefill",
+    "do_remote_decode",
+    "source",
+    "remote_kv_source",
+    "remote_prefiller",
+    "remote_decoder",
+)
 _TO_PREFILL = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -155,11 +164,27 @@ def decode_fields(
 
     Empty without any, or if the client controls the transfer itself.
     """
-    theirs: dict[str, Any] = {}
-    if decision.source is not None:
-        theirs["source"] = decision.source
-    if hand_over is not None and hand_over.params is not None:
-        theirs |= hand_over.params
+    located = (hand_over.params if hand_over is not None else None) or {}
+    theirs = _source_fields(asked, decision.source, has_location=bool(located)) | located
     if not theirs or is_handed_over(asked):
         return {}
     return {PARAMS: {**own_params(asked), **theirs}}
+
+
+def _source_fields(
+    asked: CompletionRequest, source: BlockSource | None, *, has_location: bool
+) -> dict[str, Any]:
+    """Return a source in the words of the engine; empty without one that it can use.
+
+    vLLM computes each choice and each prompt as a request of its own with the same parameters, and
+    its P2P tier takes two requests with one `kv_request_id` for one: several get no source. It
+    would wait for the peer's answer in vain if a prefill worker has all blocks (`has_location`).
+    """
+    if source is None:
+        return {}
+    remote = source.remote_kv_source
+    if remote is None:
+        return {"source": source}
+    if has_location or asked.choices > 1:
+        return {}
+    return {"remote_kv_source": {"kv_request_id": uuid4().hex, **structs.asdict(remote)}}

@@ -46,6 +46,35 @@ async def test_public_addresses_are_refused_with_the_reason(endpoint, reason):
     assert refused.value.allowed
 
 
+async def check_blocks_at(address):
+    await check("tcp://10.0.0.1:1", block_addresses={2: [address]})
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://10.0.0.1:7700", "unix:///run/kv/a", "vllm-p2p://10.0.0.1:5710"]
+)
+async def test_places_that_give_blocks_are_accepted(address):
+    await check_blocks_at(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("vllm-p2p://8.8.8.8:5710", "blocks are its prompts"),
+        ("vllm-p2p://0.0.0.0:5710", "an address to listen on"),
+        ("tcp://8.8.8.8:7700", "is public"),
+        ("vllm-p2p://10.0.0.1", "is no address"),
+        ("vllm-p2p://[::1]:5710", "is no address"),
+        ("10.0.0.1:5710", "is no address"),
+    ],
+)
+async def test_places_that_give_no_blocks_are_refused_with_the_reason(address, reason):
+    with pytest.raises(InvalidFieldError) as refused:
+        await check_blocks_at(address)
+    assert refused.value.field == "block_addresses.2"
+    assert reason in refused.value.reason
+
+
 @pytest.mark.parametrize("field", ["replay_endpoints", "load_endpoints"])
 async def test_every_socket_address_is_checked(field):
     with pytest.raises(InvalidFieldError) as refused:

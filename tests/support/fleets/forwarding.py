@@ -5,7 +5,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from router.forward.config import ForwardConfig
 from router.forward.service import ForwardService
+from router.protocol.values import Tier
 from router.runtime.process.settings import configured
+from support.engines.engines import names
 from support.engines.upstreams import Upstream
 from support.processes.running import RunningRouter, RunningService
 from support.processes.servers import eventually, free_port
@@ -58,12 +60,14 @@ class Scene:
 
     @classmethod
     @asynccontextmanager
-    async def of(cls, nats_url, scripts, router_fields=None, roles=None, **fields):
-        """`roles`: of workers, by id; the others are aggregated."""
+    async def of(cls, nats_url, scripts, router_fields=None, roles=None, shared=None, **fields):
+        """`roles`: of workers, by id; the others are aggregated. `shared`: where the only rank of a
+        worker gives blocks, by id.
+        """
         async with RunningRouter(nats_url, **(router_fields or {})).running() as router:
             forward = RunningForward(str(router.client.base_url), **fields)
             scene = cls(router, forward)
-            async with forward.running(), scene.with_engines(scripts, roles):
+            async with forward.running(), scene.with_engines(scripts, roles, shared):
                 yield scene
 
     @classmethod
@@ -80,15 +84,33 @@ class Scene:
                 yield scene
 
     @asynccontextmanager
-    async def with_engines(self, scripts, roles):
+    async def with_engines(self, scripts, roles, shared=None):
         async with AsyncExitStack() as stack:
             for worker_id, script in scripts.items():
                 engine = await stack.enter_async_context(Upstream(script).running())
                 self.engines[worker_id] = engine
                 role = (roles or {}).get(worker_id, "aggregated")
-                worker = await self.router.worker(worker_id, endpoint=engine.url, role=role)
+                at = {0: shared[worker_id]} if shared and worker_id in shared else {}
+                fields = {"endpoint": engine.url, "role": role, "block_addresses": at}
+                worker = await self.router.worker(worker_id, **fields)
                 self.workers[worker_id] = worker
             yield
+
+    async def holds(self, worker_id, prompt):
+        """Let a worker hold a prompt's blocks, and receive no requests."""
+        worker = self.workers[worker_id]
+        [journal] = worker.journals.values()
+        journal.stored(Tier.DEVICE, names(prompt), None)
+        await worker.deliver()
+        order = {"lifecycle": "cordoned"}
+        await self.router.client.patch(f"/workers/{worker_id}", json=order)
+
+        async def is_known():
+            view = await self.router.view(worker_id)
+            is_cordoned = view["lifecycle"] == "cordoned"
+            return is_cordoned and view["ranks"][0]["held_blocks"] == len(names(prompt))
+
+        await eventually(is_known)
 
     async def active_requests(self):
         loads = (await self.router.client.get("/loads")).json()

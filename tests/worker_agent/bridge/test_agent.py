@@ -118,11 +118,12 @@ async def test_router_index_equals_the_engines_blocks(nats_server, engine, metri
 
 
 async def test_announcement_has_the_engines_limits(nats_server, engine, metrics, bus):
-    bridge = RunningBridge(nats_server.url, engine, metrics, share_listen="tcp://engine:7700")
+    shares = {"share_listen": "tcp://engine:7700", "p2p_listen": "engine:5710"}
+    bridge = RunningBridge(nats_server.url, engine, metrics, **shares)
     async with ready(bridge):
         worker = await announced(bus)
     assert (worker.model_name, worker.endpoint) == ("tiny", "http://engine:8000")
-    assert worker.block_addresses == {0: ["tcp://engine:7700"]}
+    assert worker.block_addresses == {0: ["tcp://engine:7700", "vllm-p2p://engine:5710"]}
     assert (worker.identity.block_size, worker.total_kv_blocks) == (4, 1000)
     assert worker.max_num_batched_tokens == 2048
     assert not worker.agent_is_engine

@@ -98,6 +98,24 @@ def test_places_announced_are_those_at_which_the_connector_listens(flags, found)
 
 
 @pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ((), [[], []]),
+        (("--p2p-listen", "e:5710"), [["vllm-p2p://e:5712"], ["vllm-p2p://e:5713"]]),
+        (("--p2p-listen", "a:1,10.0.0.7:1"), [["vllm-p2p://a:1"], ["vllm-p2p://10.0.0.7:1"]]),
+        (
+            ("--p2p-listen", "e:5710", "--share-listen", "tcp://e:7700", "--rank-workers", "2"),
+            [["tcp://e:7704", "vllm-p2p://e:5712"], ["tcp://e:7706", "vllm-p2p://e:5713"]],
+        ),
+    ],
+)
+def test_side_channels_of_vllms_own_tier_are_one_for_each_rank(flags, found):
+    ranks = ("--data-parallel-size", "2", "--data-parallel-start-rank", "2")
+    config = loaded("--zmq", "tcp://e:5557", *ranks, *flags)
+    assert [each.shared for each in rank_addresses(config)] == found
+
+
+@pytest.mark.parametrize(
     ("replay", "base"), [((), 5559), (("--replay", "tcp://e:5558"), 5560),
                          (("--replay", "tcp://e:6000"), 5559)],
 )  # fmt: skip
@@ -120,6 +138,13 @@ def test_sglangs_load_socket_is_found(replay, base):
         (["--replay", "http://e:1"], "replay"),
         (["--tiers", "http://e:1"], "tiers"),
         (["--share-listen", "http://e:1"], "share_listen"),
+        (["--p2p-listen", "e"], "p2p_listen"),
+        (["--p2p-listen", "tcp://e:5710"], "p2p_listen"),
+        (["--p2p-listen", "*:5710"], "p2p_listen"),
+        (["--p2p-listen", "[::1]:5710"], "p2p_listen"),
+        (["--p2p-listen", "e:65535", "--data-parallel-size", "2"], "p2p_listen"),
+        (["--p2p-listen", "a:1,b:1"], "p2p_listen"),
+        (["--engine", "sglang", "--p2p-listen", "e:5710"], "p2p_listen"),
         (["--tiers", "tcp://a:1,tcp://b:1"], "tiers"),
         (["--load", "tcp://e:1"], "load"),
         (["--engine", "sglang", "--load", "auto", "--zmq", "ipc:///x"], "load"),

@@ -60,6 +60,20 @@ async def test_registered_layout_of_a_hybrid_model_is_shown(router):
     assert (patched.status_code, "hybrid.eagle_groups" in patched.text) == (422, True)
 
 
+async def test_registered_engines_share_blocks_by_vllms_own_tier(router):
+    places = {n: {"0": [f"vllm-p2p://10.0.0.{n}:5710"]} for n in (1, 2)}
+    for worker_id, addresses in places.items():
+        unread = {"worker_id": worker_id, "endpoint": f"http://w{worker_id}", "block_size": 4}
+        answer = await router.post("/workers", {**unread, "block_addresses": addresses})
+        assert (answer.status_code, answer.json()["block_addresses"]) == (201, addresses)
+    booked = {"token_ids": [1] * 9, "request_id": "x", "worker_id": 2, "dp_rank": 0}
+    assert (await router.post("/reservations", booked)).status_code < 300
+    body = {"token_ids": [1] * 9, "allowed_worker_ids": [1]}
+    source = (await router.post("/select", body)).json()["source"]
+    remote = {"remote_host": "10.0.0.2", "remote_port": 5710}
+    assert (source["worker_id"], source["remote_kv_source"]) == (2, remote)
+
+
 # ── Incomplete ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -140,6 +154,7 @@ async def test_without_events_a_registered_engine_is_schedulable_at_once():
         ({"replay_endpoint": "nonsense"}, "replay_endpoint"),
         ({"replay_endpoints": {"0": "tcp://1.1.1.1:5558"}}, "replay_endpoints.0"),
         ({"load_endpoints": {"0": "tcp://1.1.1.1:5559"}}, "load_endpoints.0"),
+        ({"block_addresses": {"0": ["10.0.0.1:5710"]}}, "block_addresses.0"),
         ({"kv_events_endpoints": {"x": "tcp://127.0.0.1:1"}}, None),
         ({"engine": "tgi"}, "engine"),
         ({"report_mode": "some"}, "report_mode"),

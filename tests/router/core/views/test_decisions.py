@@ -12,7 +12,7 @@ from router.indexer.approximate import ApproximateLimits
 from router.indexer.predictions import EstimateLimits
 from router.protocol.events import Checkpoint, ClassBlocks, TierBlocks
 from router.protocol.hybrid import HybridState, LayerClass, Layout
-from router.protocol.replies import BlockSource, TrustState
+from router.protocol.replies import BlockSource, RemoteKvSource, TrustState
 from router.protocol.requests import ReserveRequest, SelectRequest
 from router.protocol.values import HeldState, Tier, pack_hashes
 from router.protocol.workers import ClassView, LayoutView
@@ -25,6 +25,7 @@ from support.values.builders import BLOCK_SIZE, World, rank
 PROMPT = list(range(40))
 BLOCKS = len(PROMPT) // BLOCK_SIZE
 SHARED = {0: ["tcp://h:1"]}
+P2P = [f"vllm-p2p://h{number}:5710" for number in range(4)]
 
 
 @pytest.fixture
@@ -116,6 +117,56 @@ def test_source_requires_sharing_on_both_sides(keeps):
         world.worker(worker_id, block_addresses={} if worker_id == keeps else SHARED)
     cache(world, 2, 6)
     assert decided(world).source is None
+
+
+def of_addresses(*addresses):
+    """A world of workers 1, 2, … that share their blocks there; 2 holds seven, 3 holds six."""
+    world = World()
+    for worker_id, here in enumerate(addresses, 1):
+        world.worker(worker_id, block_addresses={0: [*here]})
+    cache(world, 2, 7)
+    if len(addresses) > 2:
+        cache(world, 3, 6)
+    return world
+
+
+def test_source_of_vllms_own_tier_names_its_side_channel():
+    decision = decided(of_addresses([P2P[1]], [P2P[2]]))
+    remote = RemoteKvSource("h2", 5710)
+    assert decision.source == BlockSource(2, 0, 7, "device", remote)
+    assert new_reply(decision).source == decision.source
+
+
+@pytest.mark.parametrize(
+    ("reads", "offers"),
+    [
+        (["tcp://a:1"], [P2P[2]]),
+        ([P2P[1]], ["tcp://a:1"]),
+        ([P2P[1]], ["unix:///run/kv"]),
+        ([P2P[1]], [P2P[1]]),
+        ([P2P[1]], ["vllm-p2p://h2"]),
+        ([P2P[1]], ["vllm-p2p://h2:65536"]),
+        (["vllm-p2p://h1"], [P2P[2]]),
+        (["other://a:1"], ["other://b:1"]),
+        ([P2P[1]], []),
+    ],
+)
+def test_no_source_is_named_that_the_chosen_rank_cannot_read(reads, offers):
+    assert decided(of_addresses(reads, offers)).source is None
+
+
+def test_in_a_mixed_fleet_the_source_speaks_the_chosen_ranks_protocol():
+    of_vllm = BlockSource(3, 0, 6, "device", RemoteKvSource("h3", 5710))
+    assert decided(of_addresses([P2P[1]], ["tcp://b:1"], [P2P[3]])).source == of_vllm
+    ours = BlockSource(3, 0, 6, "device")
+    assert decided(of_addresses(["unix:///a"], [P2P[2]], ["tcp://c:1"])).source == ours
+
+
+def test_a_rank_with_both_protocols_reads_either():
+    both = ["tcp://a:1", P2P[1]]
+    assert decided(of_addresses(both, [P2P[2]])).source.remote_kv_source.remote_host == "h2"
+    assert decided(of_addresses(both, ["tcp://b:1"])).source == BlockSource(2, 0, 7, "device")
+    assert decided(of_addresses(both, ["tcp://b:1", P2P[2]])).source.remote_kv_source is None
 
 
 def test_estimated_blocks_may_be_the_source():

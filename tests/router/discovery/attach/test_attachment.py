@@ -148,6 +148,23 @@ def test_groups_that_are_no_numbers_are_refused(groups):
         parsed_url(f"{URL};eagle_groups={groups}", "workers")
 
 
+def test_side_channel_of_vllms_own_tier_is_registered_for_each_rank():
+    assert made().registration.block_addresses is None
+    found = made(f"{URL};p2p=10.0.0.5:5710")
+    assert found.registration.block_addresses == {
+        0: ["vllm-p2p://10.0.0.5:5710"],
+        1: ["vllm-p2p://10.0.0.5:5711"],
+    }
+    last = made(f"{URL};p2p=10.0.0.5:65535")
+    assert last.registration.block_addresses == {0: ["vllm-p2p://10.0.0.5:65535"]}
+
+
+@pytest.mark.parametrize("place", ["10.0.0.5", ":5710", "a:x", "a:0", "tcp://a:5710"])
+def test_place_that_is_no_side_channel_is_refused(place):
+    with pytest.raises(InvalidFieldError, match="P2P"):
+        parsed_url(f"{URL};p2p={place}", "workers")
+
+
 def test_untested_version_is_no_caution_without_events():
     assert made(version="0.40.0", sockets={}).caution is None
 

@@ -75,11 +75,17 @@ def test_names_of_ranks_stay_where_others_are_inactive():
 
 
 def test_annotations_name_event_ports_counted_from_the_first_rank():
-    said = {"kv-router/events-port": "5557", "kv-router/replay-port": " 5657 "}
-    assert [url for _, url, _ in endpoints(8000, 8001, annotations=said)] == [
-        "http://10.0.0.1:8000;events=tcp://10.0.0.1:5557;replay=tcp://10.0.0.1:5657",
-        "http://10.0.0.1:8001;events=tcp://10.0.0.1:5558;replay=tcp://10.0.0.1:5658",
+    said = {
+        "kv-router/events-port": "5557",
+        "kv-router/replay-port": " 5657 ",
+        "kv-router/p2p-port": "5710",
+    }
+    found = endpoints(8000, 8001, annotations=said)
+    assert [url for _, url, _ in found] == [
+        "http://10.0.0.1:8000;events=tcp://10.0.0.1:5557;replay=tcp://10.0.0.1:5657;p2p=10.0.0.1:5710",
+        "http://10.0.0.1:8001;events=tcp://10.0.0.1:5558;replay=tcp://10.0.0.1:5658;p2p=10.0.0.1:5711",
     ]
+    assert parsed_url(found[1][1], "pod").p2p == "10.0.0.1:5711"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +112,8 @@ def test_label_names_the_role(role, option):
         {"annotations": {"kv-router/events-port": "many"}},
         {"annotations": {"kv-router/events-port": "5557;x=1"}},
         {"annotations": {"kv-router/replay-port": "70000"}},
+        {"annotations": {"kv-router/p2p-port": "70000"}},
+        {"annotations": {"kv-router/p2p-port": "5710"}, "ip": "fd00::7"},
     ],
 )
 def test_invalid_pod_is_refused(fields):

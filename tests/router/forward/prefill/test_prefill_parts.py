@@ -31,6 +31,7 @@ from router.protocol.replies import (
     BlockSource,
     Decision,
     OverlapTokens,
+    RemoteKvSource,
     Trust,
     TrustState,
     WorkerLoad,
@@ -207,12 +208,40 @@ def test_without_a_hand_over_the_router_names_a_source():
     assert sent == {"kv_transfer_params": {"source": {"blocks": 9}}}
 
 
+def test_vllms_own_tier_is_told_its_source_in_its_words():
+    source = BlockSource(4, 0, 7, "device", RemoteKvSource("10.0.0.4", 5711))
+    near = structs.replace(DECISION, source=source)
+    sent = [decode_fields(asked(kv_transfer_params={"x": 9}), None, near) for _ in range(2)]
+    ids = [each["kv_transfer_params"]["remote_kv_source"].pop("kv_request_id") for each in sent]
+    remote = {"remote_host": "10.0.0.4", "remote_port": 5711}
+    assert sent == [{"kv_transfer_params": {"x": 9, "remote_kv_source": remote}}] * 2
+    assert ids[0] != ids[1]
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"prompt": ["a", "b"]}])
+def test_several_requests_of_vllm_are_told_no_source_for_one(fields):
+    source = BlockSource(4, 0, 7, "device", RemoteKvSource("10.0.0.4", 5711))
+    near = structs.replace(DECISION, source=source)
+    assert decode_fields(asked(**fields), None, near) == {}
+
+
+def test_prompt_computed_elsewhere_needs_no_source_of_vllms_own_tier():
+    source = BlockSource(4, 0, 7, "device", RemoteKvSource("10.0.0.4", 5711))
+    nixl = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]}
+    hand_over = KvHandoff(SelectRequest(), nixl, DECISION)
+    near = structs.replace(DECISION, source=source)
+    assert decode_fields(asked(), hand_over, near) == {"kv_transfer_params": nixl}
+
+
 @pytest.mark.parametrize(
     ("params", "is_theirs"),
     [
         ({"do_remote_prefill": True}, True),
         ({"do_remote_decode": True}, True),
         ({"source": {"worker_id": 1}}, True),
+        ({"remote_kv_source": {"kv_request_id": "a"}}, True),
+        ({"remote_prefiller": {"kv_request_id": "a"}}, True),
+        ({"remote_decoder": {"kv_request_id": "a"}}, True),
         ({"do_remote_decode": False, "priority": 3}, False),
         (None, False),
         (["what"], False),

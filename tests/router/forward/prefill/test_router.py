@@ -350,3 +350,38 @@ async def test_forwarders_share_prefill_pools_and_failures(scene, nats_server):
                 return await other.metric("kv_router_forward_ejected_workers") == 1
 
             await eventually(is_left_alone)
+
+
+# ── Blocks of other workers ──────────────────────────────────────────────────────────────────────
+
+P2P = {worker_id: [f"vllm-p2p://h{worker_id}:5710"] for worker_id in (1, 2, 3)}
+AT_3 = {"remote_host": "h3", "remote_port": 5710}
+
+
+async def test_each_engine_tried_is_told_the_source_under_an_id_of_its_own(scene):
+    async with scene(hangs_up, hangs_up, hangs_up, roles={}, shared=P2P) as its:
+        await its.holds(3, COMPLETION["prompt"])
+        assert (await its.forward.complete()).status_code == 502
+        bodies = its.asked(1) + its.asked(2)
+        sent = [body["kv_transfer_params"]["remote_kv_source"] for body in bodies]
+        ids = [each.pop("kv_request_id") for each in sent]
+        assert (sent, len({*ids})) == ([AT_3] * 2, 2)
+        assert all(body["kv_transfer_params"].keys() == {"remote_kv_source"} for body in bodies)
+        assert its.asked(3) == []
+
+
+@pytest.mark.parametrize("client", [{"do_remote_decode": True}, {"remote_prefiller": {"x": 1}}])
+async def test_a_client_that_arranges_the_transfer_is_left_alone(scene, client):
+    async with scene(ANSWERS, hangs_up, roles={}, shared=P2P) as its:
+        await its.holds(2, COMPLETION["prompt"])
+        await its.forward.complete(kv_transfer_params=client)
+        assert its.asked(1)[0]["kv_transfer_params"] == client
+
+
+async def test_callers_of_the_router_learn_where_the_engine_reads(scene):
+    async with scene(hangs_up, hangs_up, hangs_up, roles={}, shared=P2P) as its:
+        await its.holds(3, COMPLETION["prompt"])
+        body = {"token_ids": COMPLETION["prompt"]}
+        decision = (await its.router.client.post("/select", json=body)).json()
+        source = {"worker_id": 3, "dp_rank": 0, "blocks": 1, "tier": "device"}
+        assert decision["source"] == {**source, "remote_kv_source": AT_3}
