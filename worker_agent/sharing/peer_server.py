@@ -349,7 +349,7 @@ class PeerServer:
 
     def _receiving(self) -> PushReceiver:
         if self._receiver is None:
-            allowed = "a worker with host memory"
+            allowed = "a worker with host memory that takes pushes"
             raise BlocksetError("push", "no blocks are taken", allowed, rule="no_receiver")
         return self._receiver
 

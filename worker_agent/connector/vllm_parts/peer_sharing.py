@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from router.errors import ConfigError, InvalidFieldError
 from router.protocol.values import Rank
+from router.runtime.kernels.hash_key import BlockKey
 from worker_agent.config.sharing import rank_address
 from worker_agent.connector.vllm_parts.engine import EngineGeometry
 from worker_agent.connector.vllm_parts.settings import MAX_PEERS, ConnectorSettings
@@ -84,9 +85,7 @@ class PeerSharing:
         """Start to listen, and to load from peers. Raises ConfigError."""
         key = settings.block_keys.read()
         assert key is not None, "the settings are checked"
-        fingerprint = model.fingerprint.to_bytes(8, "little")
-        secret = derived_secret(key, b"kv sharing")
-        self._token = blake2b(fingerprint, key=secret, digest_size=32).digest()
+        self._token = peer_token(key, model)
         self._load_timeout_s = settings.tiers.onboard_timeout_s
         addresses = [rank_address("share_peers", each, facts.rank) for each in settings.peers]
         listen = settings.share_listen
@@ -175,7 +174,18 @@ class PeerSharing:
         return PeerTier(f"worker {rank} at {address}", client)
 
 
+def peer_token(key: BlockKey, model: CacheModel) -> bytes:
+    """Return the token that workers with the fleet's key and blocks like these prove."""
+    fingerprint = model.fingerprint.to_bytes(8, "little")
+    secret = derived_secret(key, b"kv sharing")
+    return blake2b(fingerprint, key=secret, digest_size=32).digest()
+
+
 def _sharing_config(listen: str, token: bytes, dp_rank: int, *, has_nixl: bool) -> SharingConfig:
+    """Return the settings of a server that gives blocks and takes none.
+
+    Blocks that an engine restores are those it has computed, or has asked a peer for by name.
+    """
     at = urlsplit(listen)
     is_tcp = at.scheme == "tcp"
     return SharingConfig(
@@ -186,4 +196,5 @@ def _sharing_config(listen: str, token: bytes, dp_rank: int, *, has_nixl: bool) 
         port=at.port or 0,
         path=Path(at.path) if at.scheme == "unix" else None,
         nixl=has_nixl,
+        push_lease_s=0.0,
     )

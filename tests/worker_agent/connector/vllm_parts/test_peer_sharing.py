@@ -7,7 +7,7 @@ import base64
 import secrets
 import socket
 import time
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from threading import Event, Thread
 
 import pytest
@@ -24,11 +24,16 @@ from support.blocks.vllm_halves import (
     hybrid_computed,
 )
 from support.processes.servers import eventually, free_port, until
+from worker_agent.blocks.descriptors import BlockDescriptorList, Mutability
 from worker_agent.bridge.engine_tiers import MAX_BLOCKSET_BYTES, EngineTiers, EngineTiersError
+from worker_agent.connector.vllm_parts.engine import tiers_of
+from worker_agent.connector.vllm_parts.peer_sharing import peer_token
 from worker_agent.connector.vllm_parts.remote_lookups import LOOK_S
 from worker_agent.connector.vllm_parts.scheduler_side import START_S
 from worker_agent.connector.vllm_parts.settings import connector_settings
 from worker_agent.operations.messages import AnnouncedBlockset
+from worker_agent.sharing.errors import BlocksetError
+from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.sharing.peer_finder import FIND_S
 
 TOKENS = list(range(10))
@@ -434,3 +439,30 @@ async def test_what_the_first_worker_refuses_no_worker_asks(key, tmp_path):
             each.step()
         for peer in peers:  # named in `share_peers`, and not refused any more
             until(lambda peer=peer: has_come(peer))
+
+
+async def test_no_peer_writes_blocks_that_the_engine_would_restore(key, tmp_path):
+    """Not even one that is proven: names are of tokens, and say nothing about bytes."""
+    async with sharing(key, tmp_path, 7) as (here, tiers):
+        assert matched(here, Request("b", TOKENS)) == 0
+        names = here.scheduler.slots.get_slot("b").names_behind(0, 0, 2)
+        block_bytes = sum(layer[0].nbytes for layer in here.caches.values())
+        model = tiers_of(here.settings, FACTS, block_bytes).model
+        token = peer_token(here.settings.block_keys.read(), model)
+        target = BlockDescriptorList(
+            7, 0, Mutability.MUTABLE, (0, 1), "0" * 32, tiers.blocksets[0]["epoch"]
+        )
+        with closing(PeerClient(here.settings.share_listen, 7, token)) as proven:
+            assert proven.find([each.identity for each in names]) == []
+            assert rule(proven.reserve, names, model.fingerprint) == "no_receiver"
+            assert rule(proven.put, [memoryview(bytes(block_bytes))] * 2, target) == "lease_unknown"
+            assert rule(proven.complete, target.lease) == "no_receiver"
+            assert proven.find([each.identity for each in names]) == []
+        finish(here, "b")
+        assert matched(here, Request("c", TOKENS)) == 0
+
+
+def rule(call, *arguments):
+    with pytest.raises(BlocksetError) as refused:
+        call(*arguments)
+    return refused.value.rule
