@@ -1,4 +1,4 @@
-"""Blocks of another process: by a plain socket, and as workers get them.
+"""Blocks of another process: by a plain socket with a tag, and as workers get them.
 
 python benchmarks/connector_peer.py BLOCKS      the other process; three addresses, on a line each
 """
@@ -12,6 +12,7 @@ from threading import Thread
 from typing import Self
 
 import torch
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
 
 from router.protocol.values import Rank
 from worker_agent.blocks.eviction.simple import LruEviction
@@ -23,6 +24,7 @@ from worker_agent.sharing.leases import Leases
 from worker_agent.sharing.nixl_memory import NixlMemory
 from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.sharing.peer_server import PeerServer
+from worker_agent.sharing.peer_wire import Tag
 from worker_agent.sharing.shared_sets import SharedSet
 from worker_agent.storage.mapped_file import MappedFile
 from worker_agent.storage.memory import MemoryStorage, host_memory, shared_memory
@@ -45,6 +47,7 @@ class PeerWorld:
         self._blocks = blocks
         self._layout = _layout(blocks, host_memory(self.size_bytes))
         self._window = BlockWindow(self._layout)
+        self._key = AES(bytes(16))
         self._names = [_name(number).identity for number in range(blocks)]
 
     def __enter__(self) -> Self:
@@ -74,11 +77,15 @@ class PeerWorld:
         self._process.communicate()  # it ends with its input
 
     def get_plainly(self) -> None:
-        """Every byte, to where it belongs."""
+        """Every byte to where it belongs, and one pass of the tag over it in the cache."""
         self._plain.sendall(b"x")
-        for view in self._window.incoming(range(self._blocks)).views:
+        for number, view in enumerate(self._window.incoming(range(self._blocks)).views):
+            tag = Tag(self._key, number)
             while len(view):
-                view = view[self._plain.recv_into(view) :]
+                count = self._plain.recv_into(view)
+                tag.add(view[:count])
+                view = view[count:]
+            tag.value()
 
     def get(self) -> None:
         self._get(self._over_tcp)

@@ -13,6 +13,7 @@ at, of the ratio or, where it has a unit, of our own figure. **Bold** misses it.
 """
 MEASURED: Mapping[str, Sequence[str]] = {
     "conformance": ("router/core", "router/indexer", "router/ingest", "router/publisher"),
+    "connector": ("worker_agent/connector", "worker_agent/sharing", "worker_agent/transfer"),
     "dashboard": ("router/dashboard",),
     "decision": ("router/core", "router/scheduler", "router/sequence", "router/indexer"),
     "engine_cache": ("worker_agent/connector", "worker_agent/tiers", "worker_agent/transfer"),
