@@ -14,6 +14,7 @@ from router.protocol.subjects import Subjects
 from router.runtime.process.settings import id_of_name
 from support.engines.tiny_llama import write_tiny_llama
 from support.fleets.bridges import RunningBridge, ready
+from support.processes.certificates import Authority
 from support.processes.servers import eventually, free_port
 from support.vllm.vllm_engines import BLOCK_SIZE, NUM_BLOCKS, VllmEngine
 from support.vllm.vllm_stepped import transfer_config
@@ -99,12 +100,14 @@ async def test_what_a_peer_holds_is_restored_from_it(
     model, vllm_python, tmp_path, key_file, record_property
 ):
     """300 requests: each engine computes half of the prompts, loads the other half from its peer,
-    then one loads all while the other is killed.
+    then one loads all while the other is killed. They connect over TLS alone.
     """
     right = await answers_without_connector(vllm_python, model, tmp_path)
     addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
     engines = {}
+    authority = Authority(tmp_path)
     for name, other in (("a", "b"), ("b", "a")):
+        certificate, certificate_key = authority.issue(name)
         transfer = transfer_config(
             {
                 "name": name,
@@ -112,6 +115,9 @@ async def test_what_a_peer_holds_is_restored_from_it(
                 "block_key_file": key_file,
                 "share_listen": addresses[name],
                 "share_peers": addresses[other],
+                "tls_cert_file": certificate,
+                "tls_key_file": certificate_key,
+                "share_ca_file": str(authority.path),
             }
         )
         paths = vllm_python, model, tmp_path, name

@@ -4,6 +4,7 @@ import logging
 import mmap
 import os
 import socket
+import ssl
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -113,8 +114,9 @@ class PeerClient:
     A call blocks for at most `timeout_s`. It is for a thread, one call at a time.
     """
 
-    __slots__ = ("_address", "_is_local", "_line", "_mapped", "_nixl", "_nixl_pause", "_reads",
-                 "_timeout_s", "_tls", "_token", "_worker_id", "rank")  # fmt: skip
+    __slots__ = ("_address", "_is_local", "_line", "_mapped", "_nixl", "_nixl_pause",
+                 "_problem", "_reads", "_timeout_s", "_tls", "_token", "_worker_id",
+                 "rank")  # fmt: skip
 
     def __init__(
         self,
@@ -140,6 +142,7 @@ class PeerClient:
         self._timeout_s = timeout_s
         self._tls = tls
         self._line: Line | None = None
+        self._problem = ""
         self._is_local = address.startswith("unix://")
         self._mapped = MappedMemory()
         self._nixl = nixl
@@ -332,6 +335,9 @@ class PeerClient:
     def _connected(self, until_s: float) -> Line:
         try:
             connected = self._opened()
+        except ssl.SSLError as error:
+            self._warn(_tls_problem(error))
+            raise PeerError(self._address, str(error)) from error
         except (OSError, ValueError) as error:
             raise PeerError(self._address, str(error)) from error
         line = Line(connected, self._address, until_s)
@@ -340,7 +346,14 @@ class PeerClient:
         except (PeerError, BlocksetError):
             line.close()
             raise
+        self._problem = ""
         return line
+
+    def _warn(self, problem: str) -> None:
+        """Log what prevents every connection to this address, until there is one."""
+        if problem != self._problem:
+            log.error("no blocks from %s: %s", self._address, problem)
+        self._problem = problem
 
     def _opened(self) -> socket.socket:
         at = urlsplit(self._address)
@@ -360,7 +373,12 @@ class PeerClient:
         return self._tls.context().wrap_socket(remote, server_hostname=at.hostname)
 
     def _introduce(self, line: Line) -> None:
-        challenge = line.receive(Challenge)
+        try:
+            challenge = line.receive(Challenge)
+        except PeerError:
+            if self._tls is None and not self._is_local and time.monotonic() >= line.until_s:
+                self._warn("no greeting: it stalls, or demands TLS, which is not set here")
+            raise
         if self._worker_id not in {None, challenge.worker_id}:
             reason = f"worker {challenge.worker_id} listens there, not {self._worker_id}"
             raise PeerError(self._address, reason)
@@ -381,6 +399,18 @@ def _kinds(request: Get | GetNamed) -> Any:
     if request.may_read:
         kinds |= Readable
     return kinds
+
+
+def _tls_problem(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}"
+    if error.reason in _NOT_TLS:
+        return "it sends without TLS, which is demanded here"
+    return f"no TLS connection: {error.reason or error}"
+
+
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
+"""What OpenSSL makes of a peer that sends something else."""
 
 
 def _unless_refused(answer: Any) -> Any:

@@ -160,9 +160,12 @@ def _needs_tls_url(key: str) -> ConflictRule:
     )
 
 
-RULES: tuple[ConflictRule, ...] = (
+CERTIFICATE_RULES = (
     _needs("tls_cert_file", "tls_key_file", "a certificate requires its key"),
     _needs("tls_key_file", "tls_cert_file", "a key requires its certificate"),
+)
+RULES: tuple[ConflictRule, ...] = (
+    *CERTIFICATE_RULES,
     _needs("tls_client_ca_file", "tls_cert_file", "client certificates require HTTPS"),
     _needs("nats_user", "nats_password_file", "a user requires a password"),
     _needs("nats_password_file", "nats_user", "a password requires a user"),

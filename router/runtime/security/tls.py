@@ -1,7 +1,7 @@
 """TLS contexts, 1.2 or later: of a server with reloadable certificates, and of clients."""
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from router.errors import ConfigError
@@ -22,6 +22,7 @@ class ServerTls:
         "_key_file",
         "_prefix",
         "_protocols",
+        "before_handshake",
         "context",
     )
 
@@ -38,6 +39,8 @@ class ServerTls:
         self._cert_file = cert_file
         self._key_file = key_file
         self._client_ca_file = client_ca_file
+        self.before_handshake: Callable[[], None] = lambda: None
+        """Looks for changed files, in a process that does not watch them all the time."""
         self._current = self._read()
         self.context = self._read()
         self.context.sni_callback = self._choose
@@ -54,6 +57,7 @@ class ServerTls:
 
     def _choose(self, handshake: ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
         """Use the current context in a handshake; called with or without a server name."""
+        self.before_handshake()
         handshake.context = self._current
 
     def _read(self) -> ssl.SSLContext:

@@ -7,6 +7,7 @@ ours    WorkerSide ─▶ PeerFinder: at which peer?  ─▶ TierStack.load(sour
 theirs  PeerServer ◀─ Find, GetNamed: blocks of the host tier, by name
 """
 
+import ssl
 import time
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -20,6 +21,9 @@ from msgspec import Struct
 from router.errors import ConfigError, InvalidFieldError
 from router.protocol.values import Rank
 from router.runtime.kernels.hash_key import BlockKey
+from router.runtime.security.edge import WatchedFiles
+from router.runtime.security.http_access import ClientTls
+from router.runtime.security.tls import ServerTls
 from worker_agent.config.sharing import rank_address
 from worker_agent.connector.vllm_parts.engine import EngineGeometry
 from worker_agent.connector.vllm_parts.settings import MAX_PEERS, ConnectorSettings
@@ -71,8 +75,8 @@ class PeerSharing:
     """
 
     __slots__ = (
-        "_given", "_gives", "_imports", "_load_timeout_s", "_lock", "_rank", "_token", "finder",
-        "sharing",
+        "_given", "_gives", "_imports", "_load_timeout_s", "_lock", "_rank", "_tls", "_token",
+        "finder", "sharing",
     )  # fmt: skip
 
     def __init__(
@@ -91,9 +95,11 @@ class PeerSharing:
         listen = settings.share_listen
         if listen:
             listen = rank_address("share_listen", listen, facts.number)
+        server_tls = _server_tls(settings)
+        self._tls = ClientTls(settings.share_ca_file, prefix="share") if settings.has_tls else None
         config = _sharing_config(listen, self._token, facts.dp_rank, has_nixl=settings.share_nixl)
         try:
-            self.sharing = BlockSharing(manager, model, config)
+            self.sharing = BlockSharing(manager, model, config, server_tls=server_tls)
         except PeerError as error:
             raise ConfigError("share_listen", str(error), "an address to listen at") from error
         except NixlUnavailableError as error:
@@ -165,12 +171,14 @@ class PeerSharing:
         return RankBlocksets(msgspec.json.decode(export), report)
 
     def _asking(self, address: str) -> PeerClient:
-        return PeerClient(address, None, self._token, timeout_s=FIND_S)
+        return PeerClient(address, None, self._token, timeout_s=FIND_S, tls=self._tls)
 
     def _loading(self, rank: Rank, addresses: Sequence[str]) -> PeerTier:
         [address] = addresses
         timeout_s, nixl = self._load_timeout_s, self.sharing.nixl
-        client = PeerClient(address, rank.worker_id, self._token, timeout_s=timeout_s, nixl=nixl)
+        client = PeerClient(
+            address, rank.worker_id, self._token, timeout_s=timeout_s, tls=self._tls, nixl=nixl
+        )
         return PeerTier(f"worker {rank} at {address}", client)
 
 
@@ -179,6 +187,18 @@ def peer_token(key: BlockKey, model: CacheModel) -> bytes:
     fingerprint = model.fingerprint.to_bytes(8, "little")
     secret = derived_secret(key, b"kv sharing")
     return blake2b(fingerprint, key=secret, digest_size=32).digest()
+
+
+def _server_tls(settings: ConnectorSettings) -> ssl.SSLContext | None:
+    """Return the context of the server, of which handshakes read changed files again.
+
+    Raises ConfigError.
+    """
+    if not settings.tls_cert_file:
+        return None
+    tls = ServerTls(settings.tls_cert_file, settings.tls_key_file, "")
+    tls.before_handshake = WatchedFiles("certificates", tls.files, tls.reload).look
+    return tls.context
 
 
 def _sharing_config(listen: str, token: bytes, dp_rank: int, *, has_nixl: bool) -> SharingConfig:

@@ -11,13 +11,21 @@ from router.runtime.http_server.config import HttpServerConfig, LogConfig
 from router.runtime.process.loading import checked
 from router.runtime.process.setting_rules import ConflictRule, check_rules
 from router.runtime.process.settings import about, configured, settings_of
-from router.runtime.security.config import BlockKeyConfig, NatsConfig, SecurityConfig
+from router.runtime.security.config import (
+    CERTIFICATE_RULES,
+    BlockKeyConfig,
+    NatsConfig,
+    SecurityConfig,
+    check_readable,
+)
 from worker_agent.config.base import AgentBusConfig, AgentConfig, WorkerConfig, listed
 from worker_agent.config.sharing import rank_address
 from worker_agent.config.tiers import TierSettings, check_tiers
 
 SOURCE = "kv_connector_extra_config"
-_OF_AN_AGENT = frozenset({"name", "worker_id", "namespace", "block_key_file"})
+_OF_AN_AGENT = frozenset(
+    {"name", "worker_id", "namespace", "block_key_file", "tls_cert_file", "tls_key_file"}
+)
 """Settings of an agent that apply here too."""
 _ELSEWHERE = {
     each.name: "for an agent: kv-worker-agent"
@@ -67,6 +75,21 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
 
+    tls_cert_file: Annotated[
+        str,
+        about(
+            "PEM certificate (chain) of share_listen's host, which tcp:// is then encrypted with, "
+            "and other engines are expected to have; read again when it changes"
+        ),
+    ] = ""
+    tls_key_file: Annotated[str, about("PEM file of the certificate's private key")] = ""
+    share_ca_file: Annotated[
+        str,
+        about(
+            "PEM file of certificate authorities for other engines, of which tcp:// is then "
+            "encrypted; empty, with tls_cert_file: the system's"
+        ),
+    ] = ""
     share_nixl: Annotated[
         bool,
         about(
@@ -99,6 +122,11 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True):
         return bool(self.peers or (self.share_listen and self.control_listen))
 
     @property
+    def has_tls(self) -> bool:
+        """True if blocks go over TCP with TLS alone."""
+        return bool(self.tls_cert_file or self.share_ca_file)
+
+    @property
     def peers(self) -> list[str]:
         """The addresses in `share_peers`."""
         return listed(self.share_peers)
@@ -126,6 +154,37 @@ _RULES = (
         lambda c: c.share_nixl and not (c.share_listen or c.share_peers),
         "blocks are not shared",
     ),
+    *CERTIFICATE_RULES,
+    ConflictRule(
+        "tls_cert_file",
+        "share_listen",
+        lambda c: c.tls_cert_file and not c.share_listen,
+        "there is no server to prove",
+    ),
+    ConflictRule(
+        "share_ca_file",
+        "share_listen",
+        lambda c: c.share_ca_file and not (c.share_listen or c.share_peers),
+        "blocks are not shared",
+    ),
+    ConflictRule(
+        "share_ca_file",
+        "tls_cert_file",
+        lambda c: c.share_ca_file and c.share_listen and not c.tls_cert_file,
+        "our own blocks would be sent without TLS",
+    ),
+    ConflictRule(
+        "share_nixl",
+        "tls_cert_file",
+        lambda c: c.share_nixl and c.tls_cert_file,
+        "NIXL does not encrypt the memory that it reads",
+    ),
+    ConflictRule(
+        "share_nixl",
+        "share_ca_file",
+        lambda c: c.share_nixl and c.share_ca_file,
+        "NIXL does not encrypt the memory that it reads",
+    ),
 )
 
 
@@ -140,6 +199,8 @@ def _check_control(address: str) -> None:
 def _check_sharing(settings: ConnectorSettings, sources: Mapping[str, str]) -> None:
     """Raise ConfigError for settings of sharing that are malformed or contradictory."""
     check_rules(_RULES, settings, sources)
+    for key in ("tls_cert_file", "tls_key_file", "share_ca_file"):
+        check_readable(key, getattr(settings, key))
     if settings.share_listen:
         rank_address("share_listen", settings.share_listen, 0)
     for address in settings.peers:

@@ -6,8 +6,10 @@ import asyncio
 import base64
 import secrets
 import socket
+import ssl
 import time
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from pathlib import Path
 from threading import Event, Thread
 
 import pytest
@@ -23,6 +25,7 @@ from support.blocks.vllm_halves import (
     computed,
     hybrid_computed,
 )
+from support.processes.certificates import Authority
 from support.processes.servers import eventually, free_port, until
 from worker_agent.blocks.descriptors import BlockDescriptorList, Mutability
 from worker_agent.bridge.engine_tiers import MAX_BLOCKSET_BYTES, EngineTiers, EngineTiersError
@@ -61,11 +64,13 @@ def opened(key, facts=FACTS, **said):
 
 
 @contextmanager
-def pair(key, between=None, **said):
+def pair(key, between=None, serving=(), **said):
     """An engine that has the blocks of the prompt, and one that asks it, by this detour if any."""
     address = f"tcp://127.0.0.1:{free_port()}"
     with ExitStack() as stack:
-        giver = stack.enter_context(opened(key, share_listen=address, name="giver"))
+        giver = stack.enter_context(
+            opened(key, share_listen=address, name="giver", **dict(serving))
+        )
         stored = computed(giver)
         peer = address if between is None else stack.enter_context(between(address))
         yield giver, stack.enter_context(opened(key, share_peers=peer, **said)), stored
@@ -106,15 +111,17 @@ def finish(halves, key):
     assert not halves.scheduler.leader.counters.refused
 
 
-@pytest.mark.parametrize("way", ["tcp", "unix", "mapped", "nixl"])
+@pytest.mark.parametrize("way", ["tcp", "tls", "unix", "mapped", "nixl"])
 def test_blocks_of_another_engine_are_loaded(key, tmp_path, way):
     is_local = way in {"unix", "mapped"}
     address = f"unix://{tmp_path}/kv" if is_local else f"tcp://127.0.0.1:{free_port()}"
     memory = {"host_cache_dir": str(tmp_path)} if way == "mapped" else {}
     both = {"share_nixl": way == "nixl"}
+    has_tls = way == "tls" or is_local  # which changes nothing on a Unix socket
+    serving, asking = certified(Authority(tmp_path)) if has_tls else (both, both)
     with (
-        opened(key, share_listen=address, **memory, **both) as giver,
-        opened(key, share_peers=[address], name="other", **both) as here,
+        opened(key, share_listen=address, **memory, **serving) as giver,
+        opened(key, share_peers=[address], name="other", **asking) as here,
     ):
         stored = computed(giver)
         giver.worker.take_counted()
@@ -309,6 +316,81 @@ async def test_peers_named_by_the_agent_are_asked_until_it_names_others(key, tmp
         finish(here, "b")
         await tiers.name_peers(0, [])
         assert matched(here, request) == 0
+
+
+# ── TLS ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def certified(authority, name="worker"):
+    """The settings of an engine that serves with a certificate, and of one that asks it."""
+    certificate, key = authority.issue(name)
+    trusted = {"share_ca_file": str(authority.path)}
+    return {"tls_cert_file": certificate, "tls_key_file": key, **trusted}, trusted
+
+
+@pytest.mark.parametrize("has_tls", [True, False])
+def test_blocks_are_encrypted_on_the_way_with_tls_alone(key, tmp_path, has_tls):
+    serving, asking = certified(Authority(tmp_path)) if has_tls else ({}, {})
+    sent = []
+
+    def seen(data):
+        sent.append(data)
+        return data
+
+    with pair(key, lambda address: detour(address, seen), serving, **asking) as (_, here, stored):
+        request = Request("b", TOKENS)
+        assert matched(here, request) == 8
+        assert not load(here, request, [[7, 9]])
+        finish(here, "b")
+        first = stored[0].numpy()[0]
+        assert (first.tobytes() in b"".join(sent)) is not has_tls
+
+
+@pytest.mark.parametrize(
+    ("at_giver", "at_asker", "problem"),
+    [
+        ("a", None, "no greeting: it stalls, or demands TLS, which is not set here"),
+        (None, "a", "it sends without TLS, which is demanded here"),
+        ("b", "a", "its certificate is refused: "),
+    ],
+)
+def test_engines_of_which_one_has_other_tls_compute_and_say_why(
+    key, tmp_path, caplog, at_giver, at_asker, problem
+):
+    settings = {None: ({}, {})} | {
+        name: certified(Authority(tmp_path, name), f"of-{name}") for name in "ab"
+    }
+    with pair(key, None, settings[at_giver][0], **settings[at_asker][1]) as (_, here, _):
+        assert matched(here, Request("b", TOKENS)) == 0
+        [line] = [each for each in caplog.messages if each.startswith("no blocks from")]
+        assert problem in line
+        finish(here, "b")
+
+
+def test_a_changed_certificate_is_used_without_a_restart(key, tmp_path):
+    authority, port = Authority(tmp_path), free_port()
+    serving, _ = certified(authority)
+
+    def is_presented():
+        presented = ssl.get_server_certificate(("127.0.0.1", port), timeout=60)
+        return presented == Path(serving["tls_cert_file"]).read_text()
+
+    with opened(key, share_listen=f"tcp://127.0.0.1:{port}", **serving):
+        assert is_presented()
+        authority.issue("worker")
+        assert is_presented()
+        Path(serving["tls_key_file"]).write_text("torn")
+        assert is_presented(), "the certificate before stays"
+
+
+def test_a_certificate_that_is_none_is_refused_at_start(key, tmp_path):
+    serving, _ = certified(Authority(tmp_path))
+    Path(serving["tls_cert_file"]).write_text("nothing")
+    with (
+        pytest.raises(ConfigError, match=r"tls_cert_file: .*worker\.crt"),
+        opened(key, share_listen=f"tcp://127.0.0.1:{free_port()}", **serving),
+    ):
+        pass
 
 
 # ── Blocksets ────────────────────────────────────────────────────────────────────────────────────

@@ -80,6 +80,7 @@ def test_tiers_have_the_agent_s_names():
 
 
 KEYED = {"host_cache_blocks": 1, "block_key_file": "k"}
+SHARED = {"share_listen": "tcp://a:1", **KEYED}
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,18 @@ KEYED = {"host_cache_blocks": 1, "block_key_file": "k"}
             {"share_listen": "tcp://a:1", "block_key_file": "k", "disk_cache_blocks": 1},
             "share_listen: no host memory to share",
         ),
+        ({"tls_cert_file": "c", **SHARED}, "tls_cert_file: .*a certificate requires its key"),
+        ({"tls_key_file": "k", **SHARED}, "tls_key_file: .*a key requires its certificate"),
+        ({"tls_cert_file": "/no", "tls_key_file": "/no", **SHARED}, "tls_cert_file: /no: No such"),
+        ({"share_ca_file": "a", **SHARED}, "share_ca_file: .*would be sent without TLS"),
+        ({"share_ca_file": "a", **KEYED}, "share_ca_file: .*blocks are not shared"),
+        ({"share_ca_file": "/no", "share_peers": "tcp://a:1", **KEYED}, "share_ca_file: /no: No"),
+        ({"tls_cert_file": "c", "tls_key_file": "k", **KEYED}, "tls_cert_file: .*no server"),
+        (
+            {"tls_cert_file": "c", "tls_key_file": "k", "share_nixl": True, **SHARED},
+            "share_nixl: .*does not encrypt",
+        ),
+        ({"tls_client_ca_file": "c", **SHARED}, "tls_client_ca_file: given here"),
     ],
 )
 def test_invalid_fields_are_named(said, complaint):
