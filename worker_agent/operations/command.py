@@ -13,7 +13,7 @@ import msgspec
 
 from router.errors import ConfigError, KvRouterError
 from router.protocol.subjects import Subjects
-from router.runtime.process.command_line import Parser, add_access, as_url
+from router.runtime.process.command_line import Parser, add_access, as_url, number_within
 from router.runtime.process.settings import id_of_name
 from router.runtime.security.http_access import HttpAccess
 from worker_agent.operations.client import Ask, over_http, over_nats
@@ -104,7 +104,7 @@ def tiers_parser() -> Parser:
     parser.add_argument(
         "--interval-s",
         "--interval",
-        type=float,
+        type=number_within(0.05, 3600, "seconds"),
         default=1.0,
         metavar="SECONDS",
         help="time between updates (default: 1)",
@@ -119,8 +119,6 @@ def tiers_parser() -> Parser:
 
 def _check(parser: Parser, asked: Namespace) -> None:
     """Exit with status 2 if an argument is invalid."""
-    if not 0.05 <= asked.interval_s <= 3600:
-        parser.error(f"--interval-s: {asked.interval_s} (allowed: 0.05 to 3600 seconds)")
     if asked.nats is not None and asked.worker_id is None and asked.name is None:
         parser.error("--nats: no worker is named (allowed: with --worker-id, or --name)")
     try:

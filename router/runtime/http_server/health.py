@@ -48,12 +48,12 @@ def health(arguments: Sequence[str], environment: Mapping[str, str], prefix: str
     `--json` among them is of this command. `port`: its default port. Returns the exit status.
     """
     asked = health_query_at(arguments, environment, prefix, port)
-    reason = problem(asked)
+    reason, address = problem(asked), f"{asked.host}:{asked.port}"
     if AS_JSON in arguments:
-        answer = HealthAnswer(reason is None, f"{asked.host}:{asked.port}", reason)
+        answer = HealthAnswer(reason is None, address, reason)
         sys.stdout.write(json.encode(answer).decode() + "\n")
     elif reason is not None:
-        sys.stderr.write(f"not healthy: {reason}\n")
+        sys.stderr.write(f"not healthy: {address}: {reason}\n")
     return 0 if reason is None else 1
 
 

@@ -4,6 +4,7 @@
 completion (`completion.py`) and the tables of the documentation are made from the same parsers.
 """
 
+import math
 import os
 import re
 from argparse import (
@@ -13,11 +14,12 @@ from argparse import (
     ZERO_OR_MORE,
     Action,
     ArgumentParser,
+    ArgumentTypeError,
     BooleanOptionalAction,
     HelpFormatter,
     _SubParsersAction,
 )
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn, Protocol
 
@@ -279,6 +281,22 @@ def add_access(parser: Parser, server: str) -> None:
         default, text = os.environ.get(variable, ""), f"{what.format(server)} (or {variable})"
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, default=default, metavar="FILE", help=text)
+
+
+def number_within(least: float, most: float, unit: str = "") -> Callable[[str], float]:
+    """Return the type of an argument that is a number of this range. `unit`: in the plural."""
+
+    def parsed(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not least <= number <= most:
+            allowed = f"{least:g} to {most:g} {unit}".rstrip()
+            raise ArgumentTypeError(f"{text!r} (allowed: {allowed})")
+        return number
+
+    return parsed
 
 
 def as_url(text: str) -> str:

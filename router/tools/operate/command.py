@@ -22,7 +22,7 @@ from msgspec import Struct
 from router.errors import InvalidFieldError, KvRouterError, ServerError
 from router.protocol.catalogue import Lifecycle
 from router.protocol.workers import WorkerView
-from router.runtime.process.command_line import Parser, allowed_names
+from router.runtime.process.command_line import Parser, allowed_names, number_within
 from router.runtime.process.settings import as_toml
 from router.tools.inspect.arguments import add_router, natural
 from router.tools.inspect.report import worker_report, workers_report
@@ -30,6 +30,7 @@ from router.tools.inspect.router_client import InspectClient, client_of
 from router.tools.operate.top import add_top, watch
 
 _POLL_S = 0.2
+_MAX_WAIT_S = 86_400
 
 
 class Result(Struct, frozen=True):
@@ -136,7 +137,13 @@ def _set(lifecycle: Lifecycle, client: InspectClient, asked: Namespace) -> Resul
 def _add_drain(parser: Parser) -> None:
     _add_id(parser)
     text = "wait for its requests to end, at most this long (default: 0, do not wait)"
-    parser.add_argument("--wait-s", type=float, default=0.0, metavar="SECONDS", help=text)
+    parser.add_argument(
+        "--wait-s",
+        type=number_within(0, _MAX_WAIT_S, "seconds"),
+        default=0.0,
+        metavar="SECONDS",
+        help=text,
+    )
 
 
 def _drain(client: InspectClient, asked: Namespace) -> Result:
@@ -152,8 +159,8 @@ def _drain(client: InspectClient, asked: Namespace) -> Result:
 
 
 def _state(worker: WorkerView) -> Result:
-    told = [worker.attachment, *worker.not_schedulable_reasons]
-    reasons = "; ".join(each for each in told if each)
+    given = [worker.attachment, *worker.not_schedulable_reasons]
+    reasons = "; ".join(each for each in given if each)
     text = f"worker {worker.worker_id} is {worker.lifecycle}{reasons and ': '}{reasons}"
     return Result(worker, text)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from router.protocol.replies import ScopeLoads
 from router.protocol.workers import RankView, WorkerView
-from router.runtime.process.command_line import Parser
+from router.runtime.process.command_line import Parser, number_within
 from router.runtime.process.tables import table
 from router.tools.inspect.router_client import InspectClient
 
@@ -27,7 +27,13 @@ _ROWS = 100
 def add_top(parser: Parser) -> None:
     """Add the options of `top`."""
     text = "time between updates (default: 2)"
-    parser.add_argument("--interval-s", type=float, default=2.0, metavar="SECONDS", help=text)
+    parser.add_argument(
+        "--interval-s",
+        type=number_within(0.05, 3600, "seconds"),
+        default=2.0,
+        metavar="SECONDS",
+        help=text,
+    )
     once = "print once, and exit; so it does where the output is no terminal"
     parser.add_argument("--once", action="store_true", help=once)
 

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import Annotated, ClassVar
 
 from msgspec import Struct, structs
@@ -10,7 +9,7 @@ from msgspec import Struct, structs
 from router.config.load import check_router, completed, load_extended, with_warnings
 from router.config.router import DECISION_SETTINGS, RouterConfig
 from router.errors import ConfigError
-from router.runtime.process.command_line import Parser, add_setting
+from router.runtime.process.command_line import Parser, add_setting, number_within
 from router.runtime.process.settings import COMMON, about, settings_of
 
 
@@ -62,7 +61,7 @@ def replay_parser() -> Parser:
     parser.add_argument("file", metavar="FILE", help="recording, as written by `kv-router record`")
     parser.add_argument(
         "--speed",
-        type=_speed,
+        type=number_within(0, 1e6),
         default=0.0,
         metavar="X",
         help="1: in real time; 10: ten times as fast; 0 (default): as fast as possible",
@@ -83,13 +82,6 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
     for each in settings_of(RouterConfig()):
         if each.name in DECISION_SETTINGS:
             add_setting(group, each, each.text)
-
-
-def _speed(text: str) -> float:
-    speed = float(text)
-    if not 0 <= speed < inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return speed
 
 
 def _limit(text: str) -> int:

@@ -35,7 +35,8 @@ async def agent(nats_server, bus, tmp_path):
 
 async def is_kept(agent):
     found = await tiers(agent)
-    return found["G2"]["inactive_blocks"] == found["G3"]["inactive_blocks"] == 6
+    kept = [found[level] for level in ("G2", "G3")]
+    return all(each["inactive_blocks"] == each["traffic"]["stored_blocks"] == 6 for each in kept)
 
 
 async def tiers(agent, **query):

@@ -51,8 +51,9 @@ def served(router):
 @pytest.mark.parametrize("main", [cli.main, agent_cli.main])
 def test_health_without_a_server_is_an_error(main, capsys):
     command = "serve" if main is cli.main else "run"
-    assert main(["health", command, f"--http-port={free_port()}"]) == 1
-    assert "not healthy" in capsys.readouterr().err
+    port = free_port()
+    assert main(["health", command, f"--http-port={port}"]) == 1
+    assert f"not healthy: 127.0.0.1:{port}: " in capsys.readouterr().err
     port = free_port()
     assert main(["health", "--json", command, f"--http-port={port}"]) == 1
     answer = json.loads(capsys.readouterr().out)

@@ -1,9 +1,15 @@
+from argparse import ArgumentTypeError
 from typing import Annotated, ClassVar, Literal
 
 import pytest
 from msgspec import Struct
 
-from router.runtime.process.command_line import Parser, described, settings_parser
+from router.runtime.process.command_line import (
+    Parser,
+    described,
+    number_within,
+    settings_parser,
+)
 from router.runtime.process.loading import load
 from router.runtime.process.settings import COMMON, DECIDES, Setting, about, settings_of
 
@@ -100,6 +106,14 @@ def test_marks_are_joined():
 def test_pattern_is_described_in_words(capsys):
     with pytest.raises(Exception, match=r"place: 'x' \(flag\) \(allowed: a or b, repeated\)"):
         load(Config, ["--place", "x"], {}, "KV_ROUTER_")
+
+
+@pytest.mark.parametrize("text", ["0.04", "61", "nan", "inf", "abc", ""])
+def test_number_out_of_range_names_what_is_allowed(text):
+    assert number_within(0.05, 60)("0.05") == 0.05
+    with pytest.raises(ArgumentTypeError) as refused:
+        number_within(0.05, 60, "seconds")(text)
+    assert str(refused.value) == f"{text!r} (allowed: 0.05 to 60 seconds)"
 
 
 def test_description_ends_with_the_default():
