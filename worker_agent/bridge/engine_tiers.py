@@ -9,11 +9,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from hashlib import blake2b
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.errors import InvalidFieldError, KvRouterError
 from router.protocol.values import UNREADABLE, Rank
@@ -27,6 +29,7 @@ from worker_agent.operations.messages import (
     BlocksReset,
     EngineCommand,
     EngineReply,
+    KeepPeers,
     LevelReport,
     NamePeers,
     PeersNamed,
@@ -79,6 +82,10 @@ class EngineTiersError(KvRouterError):
         return self._status
 
 
+class _EarlierConnectorError(EngineTiersError):
+    """The engine's connector is of an earlier version, or shares no blocks."""
+
+
 class EngineTiers:
     """The tiers of all ranks of one engine, each with one or more workers."""
 
@@ -102,8 +109,13 @@ class EngineTiers:
         """The blocksets to be announced, by rank, as they were last asked for."""
         self._unfit: dict[Rank, str] = {}
         """Why a blockset is not announced, if it is ours, or not named to the engine."""
+        self.imported: dict[int, int] = {}
+        """Number of other engines' blocksets that each rank has imported."""
+        self.refusals = 0
+        """Number of blocksets refused since the start, by the engine or here; each counts once."""
+        self._refused: frozenset[RefusedBlockset] = frozenset()
         self._without: set[int] = set()
-        """Ranks whose connector is an earlier one, which knows no blocksets."""
+        """Ranks whose connector is an earlier one, to which peers are named by address alone."""
         self.reports: Sequence[LevelReport] = ()
         """The state when it was last asked for; empty while the engine does not answer."""
         self.problem: str | None = None
@@ -154,7 +166,8 @@ class EngineTiers:
         """Have a rank look for blocks at these engines, but not where it refuses the blockset.
 
         Its first worker compares them with its own. `peers`: of those that announce no blockset it
-        is empty, and they are asked without. Raises EngineTiersError.
+        is empty, and they are asked without. Workers that have all this get a line each. Raises
+        EngineTiersError.
         """
         first, *others = self._addresses[dp_rank]
         ranks = {Rank(each.worker_id, each.dp_rank) for each in peers}
@@ -163,24 +176,36 @@ class EngineTiers:
                 del self._unfit[rank]
         fit = [each for each in peers if not each.blockset or self._is_fit(each)]
         addresses = [each.address for each in fit]
-        left_out: list[str] = []
-        if dp_rank in self._without:
-            await self._asked(first, NamePeers(addresses=addresses))
-        else:
+        if dp_rank not in self._without:
             known = [each for each in fit if each.blockset]
-            command = NamePeers(addresses=addresses, blocksets=known)
-            left_out = (await self._reply(first, command, PeersNamed)).left_out
-        for address in others:
-            await self._asked(address, NamePeers(addresses=addresses, left_out=left_out))
+            try:
+                named = await self._named(first, NamePeers(addresses=addresses, blocksets=known))
+                for address in others:
+                    command = NamePeers(addresses=addresses, left_out=named.left_out)
+                    await self._named(address, command)
+            except _EarlierConnectorError as error:
+                self._note_earlier(dp_rank, error)
+        if dp_rank in self._without:
+            for address in (first, *others):
+                await self._asked(address, NamePeers(addresses=addresses))
 
     async def sharing(self) -> SharingReport:
         """Return the blocksets of all ranks, ours and those of others. Raises EngineTiersError."""
         reports = [(await self._blocksets_of(dp_rank)).report for dp_rank in self._addresses]
+        return self._joined(reports)
+
+    def _joined(self, reports: Sequence[SharingReport]) -> SharingReport:
         unfit = [
             RefusedBlockset(rank.worker_id, rank.dp_rank, reason)
             for rank, reason in self._unfit.items()
         ]
         return joined([*reports, SharingReport(refused=unfit)])
+
+    def _count(self, report: SharingReport) -> None:
+        self.imported = {dp_rank: len(found) for dp_rank, found in report.imported.items()}
+        refused = frozenset(report.refused)
+        self.refusals += len(refused - self._refused)
+        self._refused = refused
 
     async def _status(self, query: StatusQuery) -> StatusReply:
         """Return the status of each rank's first worker: the others hold parts of the same."""
@@ -195,21 +220,24 @@ class EngineTiers:
     async def _learn_blocksets(self) -> None:
         """Ask each rank that gives blocks for its blockset. Raises EngineTiersError."""
         found: dict[int, dict[str, Any]] = {}
+        reports: list[SharingReport] = []
         for dp_rank, address in self._shared.items():
             if dp_rank in self._without:
                 continue
             try:
-                announced = (await self._blocksets_of(dp_rank)).announced
+                asked = await self._blocksets_of(dp_rank)
             except EngineTiersError as error:
                 if error.http_status != BAD_REQUEST:
                     raise
-                log.info("rank %d shares blocks without a blockset: %s", dp_rank, error)
-                self._without.add(dp_rank)
+                self._note_earlier(dp_rank, error)
                 continue
+            reports.append(asked.report)
+            announced = asked.announced
             if announced and self._is_fit(
                 AnnouncedBlockset(address, self._worker_id, dp_rank, announced)
             ):
                 found[dp_rank] = announced
+        self._count(self._joined(reports))
         if found != self.blocksets:
             self.blocksets = found
             self._on_blocksets()
@@ -235,6 +263,26 @@ class EngineTiers:
             return False
         self._unfit.pop(rank, None)
         return True
+
+    async def _named(self, address: str, command: NamePeers) -> PeersNamed:
+        """Name peers to one worker, unless it answers that it has them. Raises EngineTiersError.
+
+        The worker's process knows best: it may be another than the one that was named them.
+        """
+        revision = blake2b(msgspec.json.encode(command), digest_size=16).hexdigest()
+        try:
+            named = await self._reply(address, KeepPeers(revision=revision), PeersNamed)
+        except EngineTiersError as error:
+            if error.http_status == BAD_REQUEST:
+                raise _EarlierConnectorError(address, error.reason, BAD_REQUEST) from error
+            raise
+        if named.revision == revision:
+            return named
+        return await self._reply(address, replace(command, revision=revision), PeersNamed)
+
+    def _note_earlier(self, dp_rank: int, error: EngineTiersError) -> None:
+        log.info("rank %d shares blocks without blocksets: %s", dp_rank, error)
+        self._without.add(dp_rank)
 
     async def _of_all(self, dp_rank: int, command: TierCommand, expected: type[T]) -> list[T]:
         return [

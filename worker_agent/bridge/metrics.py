@@ -9,7 +9,7 @@ from router.runtime.process.metrics import Rows, counter, expose, expose_each, g
 from worker_agent.bridge.engine_tiers import EngineTiers
 from worker_agent.bridge.metrics_poll import MetricsPoll
 from worker_agent.bridge.rank import BridgedRank
-from worker_agent.operations.metrics import expose_levels
+from worker_agent.operations.metrics import BLOCKSETS, IMPORTED_TEXT, expose_levels
 from worker_agent.process.http import BUS_METRICS, RANK_LABELS
 
 _RANK: Rows = {
@@ -44,6 +44,7 @@ _TIERS: Rows = {
         "Commands that the block manager in the engine did not execute", "failures"
     ),
 }
+_SHARING: Rows = {"blocksets_imported": gauge(IMPORTED_TEXT, lambda count: count)}
 _POLL: Rows = {
     "metrics_readings": counter("Readings of the engine's metrics", "readings"),
     "metrics_failures": counter("Readings of the engine's metrics that failed", "failures"),
@@ -72,6 +73,26 @@ def bridge_metrics(
     if tiers is not None:
         expose_levels(registry, read_model_name, lambda: tiers.reports)
         expose(registry, "kv_agent_", _TIERS, tiers)
+        _expose_sharing(registry, read_model_name, tiers)
     if poll is not None:
         expose(registry, "kv_agent_", _POLL, poll)
     return registry
+
+
+def _expose_sharing(
+    registry: CollectorRegistry, read_model_name: Callable[[], str], tiers: EngineTiers
+) -> None:
+    """Add the metrics of blocksets, under the names that an agent with its own engine has."""
+    prefix = "kv_agent_share_"
+    expose_each(
+        registry, prefix, BLOCKSETS, ("model_name",), lambda: [((read_model_name(),), tiers)]
+    )
+    expose_each(
+        registry,
+        prefix,
+        _SHARING,
+        RANK_LABELS,
+        lambda: (
+            ((read_model_name(), dp_rank), count) for dp_rank, count in tiers.imported.items()
+        ),
+    )

@@ -43,11 +43,19 @@ class PeerWatch:
             if worker.worker_id != self._ours.worker_id
             for peer in _peers_of(worker)
         ]
+        others.sort(key=self._distance)
         ours = list(_peers_of(replace(self._ours, blocksets=self._tiers.blocksets)))
         for dp_rank in self._ours.block_addresses:
             peers = [*(each for each in ours if each.dp_rank != dp_rank), *others]
             with suppress(EngineTiersError):  # It is counted, and named again in the next round.
                 await self._tiers.name_peers(dp_rank, peers[:MAX_NAMED_PEERS])
+
+    def _distance(self, peer: AnnouncedBlockset) -> tuple[int, int]:
+        """Return the place of a peer in an order that is the same in every round.
+
+        It differs between engines, so that in a large fleet not all of them ask the same ones.
+        """
+        return peer.worker_id ^ self._ours.worker_id, peer.dp_rank
 
 
 def _peers_of(worker: WorkerAnnouncement) -> Iterator[AnnouncedBlockset]:

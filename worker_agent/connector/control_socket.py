@@ -24,6 +24,7 @@ from worker_agent.operations.messages import (
     EngineCommand,
     EngineRefusal,
     EngineReply,
+    KeepPeers,
     NamePeers,
     PeerCommand,
 )
@@ -120,6 +121,6 @@ class ControlSocket:
             command = self._decode(line)
         except UNREADABLE as error:
             raise InvalidFieldError("command", str(error), "an EngineCommand") from error
-        if isinstance(command, NamePeers | BlocksetsQuery):
+        if isinstance(command, NamePeers | KeepPeers | BlocksetsQuery):
             return msgspec.json.encode(self._answer_peers(command))
         return msgspec.json.encode(asyncio.run(self._control.answer(command)))

@@ -195,17 +195,33 @@ class NamePeers(
 
     `blocksets`: of those that announce one, for a rank's first worker, which replies with those
     that it refuses. `left_out`: those that it has refused, for the rank's other workers.
+    `revision`: of all this, for `KeepPeers`.
     """
 
     addresses: Annotated[list[str], Meta(max_length=MAX_NAMED_PEERS)]
     blocksets: Annotated[list[AnnouncedBlockset], Meta(max_length=MAX_NAMED_PEERS)] = []
     left_out: Annotated[list[str], Meta(max_length=MAX_NAMED_PEERS)] = []
+    revision: Annotated[str, Meta(max_length=64)] = ""
+
+
+class KeepPeers(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method",
+    tag="keep_peers",
+):  # fmt: skip
+    """A command to go on with the peers of this revision, if those are the ones named last."""
+
+    revision: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class PeersNamed(Struct, frozen=True):
-    """The reply to `NamePeers`: the addresses of the engines that are not asked for blocks."""
+    """The reply to `NamePeers`, and to `KeepPeers`: of what was named last.
+
+    `left_out`: the addresses of the engines that are not asked for blocks. `revision`: empty in a
+    process to which nothing was named.
+    """
 
     left_out: list[str] = []
+    revision: str = ""
 
 
 class BlocksetsQuery(
@@ -220,7 +236,7 @@ class BlocksetsQuery(
     addresses: list[str] = []
 
 
-PeerCommand: TypeAlias = NamePeers | BlocksetsQuery
+PeerCommand: TypeAlias = NamePeers | KeepPeers | BlocksetsQuery
 EngineCommand: TypeAlias = TierCommand | PeerCommand
 
 

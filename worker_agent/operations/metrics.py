@@ -72,6 +72,11 @@ _POOL: Rows = {
 }
 
 
+BLOCKSETS: Rows = {"blocksets_refused": counter("Announced blocksets of no use here", "refusals")}
+"""Of an agent that imports blocksets, or of the one beside the engine that does."""
+IMPORTED_TEXT = "Blocksets of other workers imported"
+
+
 class _Rank(Struct, frozen=True):
     """The traffic of a rank's tiers, in blocks of `block_size` of all `prompt_tokens`."""
 

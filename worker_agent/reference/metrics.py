@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from router.runtime.process.metrics import Rows, counter, expose, expose_each, gauge
 from worker_agent.manager.control import TierControl
 from worker_agent.operations.messages import LevelReport, StatusQuery
-from worker_agent.operations.metrics import expose_tiers
+from worker_agent.operations.metrics import BLOCKSETS, IMPORTED_TEXT, expose_tiers
 from worker_agent.process.http import BUS_METRICS, RANK_LABELS
 from worker_agent.reference.runner import RankRunner
 from worker_agent.reference.sharing import AgentSharing
@@ -51,7 +51,7 @@ _SHARING: Rows = {
     "push_leases_abandoned": counter(
         "Leases of pushes that were given up or lost", "lease_counters.abandoned"
     ),
-    "blocksets_imported": gauge("Blocksets of other workers imported", lambda s: len(s.imported)),
+    "blocksets_imported": gauge(IMPORTED_TEXT, lambda s: len(s.imported)),
 }
 _PUSHES: Rows = {
     "pushes": counter("Prompts begun to be pushed to other workers", "counters.begun"),
@@ -65,9 +65,6 @@ _RECEIVER: Rows = {
     "pushes_refused": counter("Pushes of other workers that were refused", "counters.refused"),
     "pushes_cut": counter("Pushes with room for a part of their blocks only", "counters.cut"),
     "push_named_blocks": counter("Blocks of other workers' pushes named", "counters.named_blocks"),
-}
-_PEERS: Rows = {
-    "blocksets_refused": counter("Announced blocksets of no use here", "imports.refusals"),
 }
 _ENGINE: Rows = {
     "num_requests_running": gauge("Requests running", "gauges.running_requests"),
@@ -116,6 +113,6 @@ def agent_metrics(
         expose_each(registry, "kv_agent_share_", _PUSHES, RANK_LABELS, lambda: pushes)
         receivers = [(labels, each.receiver) for labels, each in shared if each.receiver]
         expose_each(registry, "kv_agent_share_", _RECEIVER, RANK_LABELS, lambda: receivers)
-        peers = [((model_name,), sharing.peers)]
-        expose_each(registry, "kv_agent_share_", _PEERS, ("model_name",), lambda: peers)
+        imports = [((model_name,), sharing.peers.imports)]
+        expose_each(registry, "kv_agent_share_", BLOCKSETS, ("model_name",), lambda: imports)
     return registry

@@ -33,13 +33,14 @@ from worker_agent.manager.settings import derived_secret
 from worker_agent.process.announced import AnnouncedWorkers
 from worker_agent.reference.completions import HandOver
 from worker_agent.sharing.blockset import encode
+from worker_agent.sharing.blockset_imports import sharing_report
 from worker_agent.sharing.errors import BlocksetError, PeerError
 from worker_agent.sharing.nixl_memory import NIXL_NEEDED, NixlUnavailableError
 from worker_agent.sharing.peer_blocksets import PeerBlocksets
 from worker_agent.sharing.peer_tier import PeerTier
 from worker_agent.sharing.pushing import PromptPush, Pushed, Pushes, Steps
 from worker_agent.sharing.reports import SharingReport
-from worker_agent.sharing.sharing import BlockSharing, SharingConfig, sharing_report
+from worker_agent.sharing.sharing import BlockSharing, SharingConfig
 from worker_agent.storage.mapped_file import kept_path
 
 log = logging.getLogger(__name__)

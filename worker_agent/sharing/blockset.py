@@ -130,6 +130,14 @@ class RemoteBlocksets:
         self._known[export.rank] = ImportedBlockset(export, now_s + export.lease_s)
         return ImportOutcome(imported, skipped)
 
+    def renew(self, rank: Rank, now_s: float) -> bool:
+        """Restart the lease of an export that is announced as before; False if there is none."""
+        known = self._known.get(rank)
+        if known is None:
+            return False
+        self._known[rank] = ImportedBlockset(known.export, now_s + known.export.lease_s)
+        return True
+
     def forget(self, rank: Rank) -> None:
         """Remove a rank's export; repeated calls have no effect."""
         self._known.pop(rank, None)

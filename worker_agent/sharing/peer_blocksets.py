@@ -18,7 +18,8 @@ from router.protocol.values import Rank
 from router.runtime.bus.connection import Bus
 from router.runtime.bus.errors import BusUnavailableError
 from worker_agent.process.announced import ROUND_S, AnnouncedWorkers
-from worker_agent.sharing.sharing import BlocksetImports, BlockSharing
+from worker_agent.sharing.blockset_imports import BlocksetImports
+from worker_agent.sharing.sharing import BlockSharing
 
 FRESH_S = 10.0
 """The time after which a request's source is read again: a restarted worker has other addresses."""

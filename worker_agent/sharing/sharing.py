@@ -1,22 +1,18 @@
 """The sharing of a block manager's blocks with other workers, in both directions.
 
     export_local_blockset ─▶ import_remote_blockset        (both ways, over any transport)
-    announced blocksets ─▶ BlocksetImports: imported, or refused
     lease ─▶ get_remote_blocks_mutable, _immutable ─▶ put, get
 
 Source: this part of Dynamo's `KvBlockManager`, with additions: a later epoch replaces an earlier
 one, leases expire, and the owner checks them.
 """
 
-import logging
 import secrets
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from router.protocol.values import Rank, Tier
@@ -34,10 +30,8 @@ from worker_agent.sharing.blockset import (
     RemoteBlocks,
     RemoteBlocksets,
     check_put,
-    decode,
     described_blocks,
     encode,
-    report_of,
 )
 from worker_agent.sharing.errors import BlocksetError
 from worker_agent.sharing.leases import MAX_LEASED_BLOCKS, LeaseCounters, Leases
@@ -45,14 +39,11 @@ from worker_agent.sharing.nixl_memory import NixlCounters, NixlMemory
 from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.sharing.peer_server import MAX_CONNECTIONS, PeerCounters, PeerServer
 from worker_agent.sharing.receiving import PushReceiver
-from worker_agent.sharing.reports import RefusedBlockset, SharingReport, check_rank
 from worker_agent.sharing.shared_sets import SharedSet, no_proof
 from worker_agent.tiers.offload_lane import EdgeCounters
 from worker_agent.transfer.block_window import BlockWindow
 from worker_agent.transfer.plan import BlockResult
 from worker_agent.transfer.stored_tier import StoredTier
-
-log = logging.getLogger(__name__)
 
 
 class SharingConfig(Struct, frozen=True, kw_only=True):
@@ -264,6 +255,10 @@ class BlockSharing:
         """Import another worker's export. Raises BlocksetError."""
         return self._remote.import_remote_blockset(data, self._clock())
 
+    def renew(self, rank: Rank) -> bool:
+        """Rely for longer on an export that is announced as before; False if there is none."""
+        return self._remote.renew(rank, self._clock())
+
     def forget(self, rank: Rank) -> None:
         """Drop a rank's export; repeated calls have no effect."""
         self._remote.forget(rank)
@@ -373,72 +368,6 @@ class BlockSharing:
         if key not in self._clients:
             self._clients[key] = self.client(key[0].worker_id, [key[1]], self._config.timeout_s)
         return self._clients[key]
-
-
-class BlocksetImports:
-    """Blocksets that other workers announce: imported by all our ranks, or refused with the reason.
-
-    It belongs to one thread.
-    """
-
-    __slots__ = ("_ranks", "_seen", "refusals")
-
-    def __init__(self, ranks: Mapping[Rank, BlockSharing]) -> None:
-        """Import into `ranks`, which may still be added to."""
-        self._ranks = ranks
-        self._seen: dict[Rank, str | None] = {}
-        """The announced blocksets: why each is refused, or None."""
-        self.refusals = 0
-        """Number of blocksets refused since the start; each counts once."""
-
-    @property
-    def refused(self) -> list[RefusedBlockset]:
-        """The announced blocksets that are not imported."""
-        return [
-            RefusedBlockset(rank.worker_id, rank.dp_rank, reason)
-            for rank, reason in self._seen.items()
-            if reason is not None
-        ]
-
-    def keep(self, announced: Set[Rank]) -> None:
-        """Drop the blocksets of all other ranks, which are not announced any more."""
-        for rank in self._seen.keys() - announced:
-            del self._seen[rank]
-            self._forget(rank)
-
-    def take(self, rank: Rank, blockset: Mapping[str, Any]) -> str | None:
-        """Import a blockset into all our ranks but this one; return why not, or None."""
-        reason = None
-        try:
-            check_rank(rank, blockset)
-            data = msgspec.json.encode(blockset)
-            for ours, sharing in self._ranks.items():
-                if ours != rank:
-                    sharing.import_remote_blockset(data)
-        except BlocksetError as error:
-            reason = str(error)
-            if self._seen.get(rank) != reason:
-                self.refusals += 1
-                log.warning("blockset of worker %s refused: %s", rank, error)
-            self._forget(rank)
-        self._seen[rank] = reason
-        return reason
-
-    def _forget(self, rank: Rank) -> None:
-        for sharing in self._ranks.values():
-            sharing.forget(rank)
-
-
-def sharing_report(
-    ranks: Mapping[Rank, BlockSharing], exports: Iterable[bytes], imports: BlocksetImports
-) -> SharingReport:
-    """Return what an agent shows of its blocksets. O(imports)."""
-    imported = {
-        rank.dp_rank: [report_of(each.export) for each in sharing.imported]
-        for rank, sharing in ranks.items()
-    }
-    exported = [report_of(decode(each, BlocksetExport)) for each in exports]
-    return SharingReport(exported, imported, imports.refused)
 
 
 def _proof_of(manager: KvBlockManager, blocks: BlockSet) -> Callable[[int, bytes], int | None]:

@@ -2,6 +2,7 @@
 
 agent   BlocksetsQuery ─▶ our export, to be announced
         NamePeers ─▶ BlocksetImports: blocks like ours?  ─▶ PeerFinder asks them, or not
+        KeepPeers ─▶ the same are imported for longer, unless others were named last
 
 ours    WorkerSide ─▶ PeerFinder: at which peer?  ─▶ TierStack.load(source) ─▶ PeerTier ─▶ rows
 theirs  PeerServer ◀─ Find, GetNamed: blocks of the host tier, by name
@@ -32,10 +33,12 @@ from worker_agent.manager.manager import KvBlockManager
 from worker_agent.manager.settings import derived_secret
 from worker_agent.operations.messages import (
     BlocksetsQuery,
+    KeepPeers,
     NamePeers,
     PeerCommand,
     PeersNamed,
 )
+from worker_agent.sharing.blockset_imports import BlocksetImports, sharing_report
 from worker_agent.sharing.errors import PeerError
 from worker_agent.sharing.nixl_memory import NIXL_NEEDED, NixlCounters, NixlUnavailableError
 from worker_agent.sharing.peer_client import PeerClient
@@ -44,10 +47,8 @@ from worker_agent.sharing.peer_server import PeerCounters
 from worker_agent.sharing.peer_tier import PeerTier
 from worker_agent.sharing.reports import RankBlocksets
 from worker_agent.sharing.sharing import (
-    BlocksetImports,
     BlockSharing,
     SharingConfig,
-    sharing_report,
 )
 from worker_agent.tiers.offload_lane import EdgeCounters
 
@@ -75,8 +76,8 @@ class PeerSharing:
     """
 
     __slots__ = (
-        "_given", "_gives", "_imports", "_load_timeout_s", "_lock", "_rank", "_tls", "_token",
-        "finder", "sharing",
+        "_given", "_gives", "_imports", "_load_timeout_s", "_lock", "_named", "_rank", "_tls",
+        "_token", "finder", "sharing",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +109,7 @@ class PeerSharing:
         self._given = addresses
         self._gives = bool(listen)
         self._imports = BlocksetImports({self.sharing.rank: self.sharing})
+        self._named = PeersNamed()
         self._lock = Lock()
         """Of the imports; commands come from any thread."""
         self.finder = PeerFinder(addresses, self._asking)
@@ -125,7 +127,12 @@ class PeerSharing:
         with self._lock:
             match command:
                 case NamePeers():
-                    return self._named(command)
+                    self._named = self._name(command)
+                    return self._named
+                case KeepPeers():
+                    if command.revision == self._named.revision:
+                        self._imports.renew()
+                    return self._named
                 case BlocksetsQuery():
                     return self._blocksets(command.addresses)
 
@@ -134,7 +141,7 @@ class PeerSharing:
         self.finder.close()
         self.sharing.close(CLOSE_TIMEOUT_S)
 
-    def _named(self, command: NamePeers) -> PeersNamed:
+    def _name(self, command: NamePeers) -> PeersNamed:
         """Look for blocks at these engines beside those given, and not at those left out.
 
         One that announces a useful blockset is asked, whatever else is announced for its address,
@@ -153,7 +160,7 @@ class PeerSharing:
         no_peers = set(map(self._ours_of, left_out))
         peers = [each for each in (*self._given, *found) if each not in no_peers]
         self.finder.use(peers[:MAX_PEERS])
-        return PeersNamed(left_out)
+        return PeersNamed(left_out, command.revision)
 
     def _ours_of(self, address: str) -> str:
         """Return where an engine's worker of our rank listens, of the address of its first."""

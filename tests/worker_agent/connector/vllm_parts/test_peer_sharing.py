@@ -4,6 +4,7 @@ right bytes, or is told which blocks to compute, and waits for a bounded time.
 
 import asyncio
 import base64
+import copy
 import secrets
 import socket
 import ssl
@@ -28,13 +29,24 @@ from support.blocks.vllm_halves import (
 from support.processes.certificates import Authority
 from support.processes.servers import eventually, free_port, until
 from worker_agent.blocks.descriptors import BlockDescriptorList, Mutability
-from worker_agent.bridge.engine_tiers import MAX_BLOCKSET_BYTES, EngineTiers, EngineTiersError
+from worker_agent.bridge import engine_tiers
+from worker_agent.bridge.engine_tiers import (
+    MAX_BLOCKSET_BYTES,
+    MAX_REPLY_BYTES,
+    EngineTiers,
+    EngineTiersError,
+)
+from worker_agent.bridge.metrics import bridge_metrics
 from worker_agent.connector.vllm_parts.engine import tiers_of
 from worker_agent.connector.vllm_parts.peer_sharing import peer_token
 from worker_agent.connector.vllm_parts.remote_lookups import LOOK_S
 from worker_agent.connector.vllm_parts.scheduler_side import START_S
 from worker_agent.connector.vllm_parts.settings import connector_settings
-from worker_agent.operations.messages import AnnouncedBlockset
+from worker_agent.operations.messages import (
+    BODY_LIMIT_BYTES,
+    MAX_NAMED_PEERS,
+    AnnouncedBlockset,
+)
 from worker_agent.sharing.errors import BlocksetError
 from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.sharing.peer_finder import FIND_S
@@ -459,6 +471,88 @@ async def test_an_announced_blockset_like_ours_is_imported_and_its_engine_asked(
         assert reasons(report) == [(9, "fingerprint")]
         await tiers.name_peers(0, [])
         assert (await tiers.sharing()).imported == {0: []}
+
+
+@asynccontextmanager
+async def counted(address, folder):
+    """Another way to a worker, and the lines that the agent sends on it."""
+    lines, at = [], f"{folder}/counted"
+
+    async def serve(reader, writer):
+        lines.append(await reader.readline())
+        far_reader, far_writer = await asyncio.open_unix_connection(
+            address.removeprefix("unix://"), limit=MAX_REPLY_BYTES
+        )
+        with closing(writer), closing(far_writer):
+            far_writer.write(lines[-1])
+            writer.write(await far_reader.readline())
+            await writer.drain()
+
+    async with await asyncio.start_unix_server(serve, at, limit=BODY_LIMIT_BYTES):
+        yield f"unix://{at}", lines
+
+
+def announced_by(worker_id, blockset, **changed):
+    """An engine's blockset, as another one would announce it."""
+    found = copy.deepcopy(blockset) | {"worker_id": worker_id, **changed}
+    for each in found["block_sets"].values():
+        each["nixl_metadata"]["agent_name"] = f"{worker_id}"
+    return AnnouncedBlockset(f"tcp://127.0.0.1:{worker_id}", worker_id, 0, found)
+
+
+async def test_peers_are_named_when_they_change_or_the_engine_is_another(key, tmp_path):
+    theirs = await blockset_of(key, tmp_path, 8)
+    peers = [announced_by(100 + each, theirs) for each in range(MAX_NAMED_PEERS)]
+
+    async def epochs(tiers):
+        return {each.worker_id: each.epoch for each in (await tiers.sharing()).imported[0]}
+
+    async with (
+        sharing(key, tmp_path, 7) as (engine, direct),
+        counted(engine.settings.control_listen, tmp_path) as (address, lines),
+    ):
+        tiers = EngineTiers(7, {0: [address]})
+        await tiers.name_peers(0, peers)
+        assert len(await epochs(direct)) == MAX_NAMED_PEERS
+        lines.clear()
+        await tiers.name_peers(0, peers)
+        assert (len(lines), len(lines[0]) < 100) == (1, True)
+        later = theirs["epoch"] + 1
+        peers[5] = announced_by(105, theirs, epoch=later)
+        await tiers.name_peers(0, peers)
+        assert [each for each, epoch in (await epochs(direct)).items() if epoch == later] == [105]
+        engine.worker.close()
+        with closing(Halves(engine.settings)):
+            await tiers.name_peers(0, peers)
+            assert len(await epochs(direct)) == MAX_NAMED_PEERS
+            lines.clear()
+            await tiers.name_peers(0, peers)
+            assert len(lines) == 1
+
+
+async def test_refused_blocksets_are_counted_once(key, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_tiers, "INTERVAL_S", 0.02)
+    others = [
+        AnnouncedBlockset("tcp://127.0.0.1:1", worker_id, 0, theirs)
+        for worker_id in (8, 9)
+        for theirs in [await blockset_of(key, tmp_path, worker_id, replace(FACTS, model="other"))]
+    ]
+    async with sharing(key, tmp_path, 7) as (_, tiers):
+        like = announced_by(10, tiers.blocksets[0])
+        registry = bridge_metrics(lambda: "m", list, None, tiers)
+
+        def value(name, **labels):
+            return registry.get_sample_value(
+                f"kv_agent_share_{name}", {"model_name": "m", **labels}
+            )
+
+        asking = asyncio.create_task(tiers.run())
+        assert value("blocksets_refused_total") == 0
+        for number in (1, 2):
+            await tiers.name_peers(0, [like, *others[:number]])
+            await eventually(lambda number=number: value("blocksets_refused_total") == number)
+        assert value("blocksets_imported", dp_rank="0") == 1
+        asking.cancel()
 
 
 @pytest.mark.parametrize(
