@@ -1,9 +1,10 @@
 """Blocks of another process: by a plain socket with a tag, and as workers get them.
 
-python benchmarks/connector_peer.py BLOCKS      the other process; three addresses, on a line each
+python benchmarks/connector_peer.py BLOCKS      the other process; prints where it is, a line each
 """
 
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 
 from router.protocol.values import Rank
+from router.runtime.security.http_access import ClientTls
+from router.runtime.security.tls import ServerTls
 from worker_agent.blocks.eviction.simple import LruEviction
 from worker_agent.blocks.names import BlockName
 from worker_agent.layout.config import LayoutConfig
@@ -56,14 +59,15 @@ class PeerWorld:
         arguments = [sys.executable, str(here), str(self._blocks)]
         environment = {"PYTHONPATH": ":".join([str(here.parents[1]), *sys.path])}
         self._process = subprocess.Popen(arguments, stdin=-1, stdout=-1, text=True, env=environment)
-        plain, *ways = (self._process.stdout.readline().strip() for _ in range(3))
+        plain, *ways = (self._process.stdout.readline().strip() for _ in range(5))
         host, port = plain.split(":")
         self._plain = socket.create_connection((host, int(port)))
         self._plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        over_tcp, local = ways
+        over_tcp, local, with_tls, authorities = ways
         self._nixl = NixlMemory([])
         self._over_tcp = PeerClient(over_tcp, WORKER_ID, TOKEN)
         self._mapped = PeerClient(local, WORKER_ID, TOKEN)
+        self._with_tls = PeerClient(with_tls, WORKER_ID, TOKEN, tls=ClientTls(authorities))
         self._through_nixl = PeerClient(over_tcp, WORKER_ID, TOKEN, nixl=self._nixl)
         self._source = torch.ones(self.size_bytes, dtype=torch.uint8)
         return self
@@ -72,6 +76,7 @@ class PeerWorld:
         self._plain.close()
         self._over_tcp.close()
         self._mapped.close()
+        self._with_tls.close()
         self._through_nixl.close()
         self._nixl.close()
         self._process.communicate()  # it ends with its input
@@ -89,6 +94,9 @@ class PeerWorld:
 
     def get(self) -> None:
         self._get(self._over_tcp)
+
+    def get_with_tls(self) -> None:
+        self._get(self._with_tls)
 
     def copy_plainly(self) -> None:
         """As many bytes, from one memory of this process to another."""
@@ -138,10 +146,23 @@ def main() -> None:
             path=Path(directory) / "socket",
             nixl_metadata=nixl.metadata,
         )
-        print("{}:{}".format(*listener.getsockname()), *server.addresses, sep="\n", flush=True)
+        tls, authorities = _certified(Path(directory))
+        with_tls = PeerServer(Leases(Rank(WORKER_ID, 0), 1), sets, TOKEN, tls=tls)
+        ways = (*server.addresses, *with_tls.addresses, authorities)
+        print("{}:{}".format(*listener.getsockname()), *ways, sep="\n", flush=True)
         sys.stdin.read()
         server.close(60)
+        with_tls.close(60)
         nixl.close()
+
+
+def _certified(folder: Path) -> tuple[ssl.SSLContext, str]:
+    """Return a server's context, and the file of those who vouch for it."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from support.processes.certificates import Authority
+
+    authority = Authority(folder)
+    return ServerTls(*authority.issue("worker"), "").context, str(authority.path)
 
 
 def _serve_plainly(listener: socket.socket, window: BlockWindow, count: int) -> None:

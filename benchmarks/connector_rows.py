@@ -145,13 +145,15 @@ def peer_rows(size: Size) -> list[Row]:
             world.copy_plainly,
             world.get_mapped,
             world.get_through_nixl,
+            world.get_with_tls,
         ]
-        plain, over_tcp, copied, mapped, read = (
+        plain, over_tcp, copied, mapped, read, with_tls = (
             world.size_bytes / median(times_ns)
             for times_ns in alternate(list(map(_wall_ns, sides)), ROUNDS, warm_up=True)
         )
     return [
         Row("get over TCP, plain socket and a tag", over_tcp, plain, "GB/s", 0.8, lower=False),
+        Row("get over TCP with TLS, without", with_tls, over_tcp, "GB/s", 0.5, lower=False),
         Row("get, shared memory, memcpy", mapped, copied, "GB/s", 0.8, lower=False),
         Row("get through NIXL without RDMA, over TCP", read, over_tcp, "GB/s", 0.8, lower=False),
     ]
