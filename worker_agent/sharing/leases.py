@@ -24,14 +24,21 @@ from worker_agent.sharing.errors import BlocksetError
 
 
 class Push(Struct, eq=False):
-    """The blocks that a push writes, by their names, for a connection; see `Leases.grant`.
-
-    `checksums`: of the blocks written so far.
-    """
+    """The blocks that a push writes, by their names, for a connection; see `Leases.grant`."""
 
     names: Sequence[BlockName]
     connection: object
     checksums: dict[int, int] = {}
+    """Of the blocks that are written, until another write of them begins."""
+    being_written: set[int] = set()
+    arrived: set[int] = set()
+    """The blocks that were ever written; a repetition extends no push."""
+
+    def begin(self, blocks: Sequence[int]) -> None:
+        """Begin to write blocks: what they have now is of no use if the write does not end well."""
+        self.being_written.update(blocks)
+        for block in blocks:
+            self.checksums.pop(block, None)
 
 
 class Written(Struct, frozen=True):
@@ -131,11 +138,15 @@ class Leases:
         with self._lock:
             lease = self._checked(listed, now_s, is_write=is_write)
             lease.users += 1
+            if lease.push is not None:
+                lease.push.begin(listed.block_indices)
         try:
             yield listed.block_indices
         finally:
             with self._lock:
                 lease.users -= 1
+                if lease.push is not None:
+                    lease.push.being_written.difference_update(listed.block_indices)
                 self._release(lease)
 
     def take_back(self, name: str) -> Handle:
@@ -171,8 +182,10 @@ class Leases:
         """
         with self._lock:
             push = (lease := self._live(listed.lease)).push
-            if push is not None and checksums.keys() - push.checksums.keys():
-                lease.until_s = max(lease.until_s, until_s)
+            if push is not None:
+                if not push.arrived.issuperset(checksums):
+                    lease.until_s = max(lease.until_s, until_s)
+                push.arrived.update(checksums)
                 push.checksums |= checksums
 
     def take_written(self, name: str, now_s: float) -> Written:
@@ -263,6 +276,9 @@ class Leases:
             allowed = f"{sorted(leased)} of set {lease.set_idx}"
             reason = f"{list(listed.block_indices)} of set {listed.block_set_idx}"
             raise BlocksetError("block_indices", reason, allowed, rule="not_leased")
+        if lease.push is not None and not lease.push.being_written.isdisjoint(listed.block_indices):
+            rule = "being_written"
+            raise BlocksetError("block_indices", rule, "one write at a time", rule=rule)
         return lease
 
     def _release(self, lease: _Lease) -> None:

@@ -3,9 +3,10 @@
 import socket
 
 import pytest
+import torch
 from msgspec.structs import replace
 
-from router.protocol.values import Rank
+from router.protocol.values import Rank, Tier
 from support.blocks.sharing_process import MODEL, Bytes, config_of, shared
 from support.fleets.peering import changing, sealed
 from support.processes.servers import eventually, until
@@ -173,6 +174,31 @@ def test_peers_get_a_part_of_the_memory_and_the_last_blocks_are_kept(pair):
 def test_unsuitable_push_is_refused(pair, names, fingerprint, why):
     assert rule(pair.client.reserve, names, fingerprint) == why
     assert (pair.receiving.pushes, pair.receiving.receiver.counters.refused) == ((0, 0), 1)
+
+
+def test_pushes_of_a_connection_are_limited():
+    room = replace(config_of(1337).host, num_blocks=160)
+    with (
+        KvBlockManager(replace(config_of(1337), host=room)) as target,
+        KvBlockManager(config_of(1338)) as source,
+    ):
+        pair = Pair(target, source)
+        for number in range(32):
+            pair.reserved(names_of(number))
+        assert rule(pair.reserved, names_of(32)) == "too_many_pushes"
+        assert pair.receiving.pushes == (32, 32)
+        pair.close()
+
+
+def test_block_that_is_written_again_has_its_last_bytes(pair):
+    reserved = pair.reserved(names_of(1))
+    for number in (7, 1):
+        pair.put(reserved.targets, [number])
+    assert pair.client.complete(reserved.targets.listed.lease) == 1
+    store = pair.target.stack.store_of(Tier.HOST)
+    rows = torch.empty((1, 768), dtype=torch.uint8)
+    assert store.load(identities(names_of(1)), rows) == [BlockResult.DONE]
+    assert pair.there(names_of(1)) == pair.expected(1)
 
 
 def test_worker_without_host_memory_takes_no_blocks(pair):
