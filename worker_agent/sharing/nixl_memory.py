@@ -33,6 +33,8 @@ proven."""
 FIRST_POLL_S, MAX_POLL_S = 50e-6, 1e-3
 """Interval between two looks at a transfer, doubled up to the second."""
 NIXL_NEEDED = "with the package nixl (kv-router[nixl]), where NIXL starts"
+MAX_ABANDONED = 16
+"""Limit of reads that cannot be stopped; beyond it nothing is read through NIXL until one ends."""
 _MODULES = "nixl._api", "nixl_cu13._api", "nixl_cu12._api"
 _HOST = "DRAM"
 
@@ -142,10 +144,21 @@ class NixlMemory:
         """The number of other agents that are connected for our reads."""
         return len(self._connected)
 
+    @property
+    def abandoned(self) -> int:
+        """The number of reads that were given up and cannot be stopped, each with its memory."""
+        return len(self._abandoned)
+
+    @property
+    def can_read(self) -> bool:
+        """False while the limit of abandoned reads is reached."""
+        with self._lock:
+            self._abandoned = [each for each in self._abandoned if not each.release()]
+            return len(self._abandoned) < MAX_ABANDONED
+
     def connect(self, metadata: bytes) -> AgentName:
         """Connect another agent and return its name. Raises exceptions of NIXL's own."""
         with self._lock:
-            self._abandoned = [each for each in self._abandoned if not each.release()]
             connected = self._connected.get(metadata)
             if connected is None:
                 connected = _Connected(self.agent.add_remote_agent(metadata))

@@ -293,7 +293,7 @@ class PeerClient:
 
     @property
     def _may_read(self) -> bool:
-        return self._nixl is not None and not self._nixl_pause.is_on
+        return self._nixl is not None and not self._nixl_pause.is_on and self._nixl.can_read
 
     def _connected_reads(self, line: Line, sent: Readable) -> NixlReads:
         """Return the reads of this connection. Raises PeerError."""
