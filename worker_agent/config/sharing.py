@@ -120,6 +120,12 @@ RULES: tuple[ConflictRule, ...] = (
         "blocks are sent without TLS",
     ),
     ConflictRule(
+        "share_nixl",
+        "tls_cert_file",
+        lambda c: c.share_nixl and bool(c.tls_cert_file),
+        "NIXL does not encrypt the memory that it reads",
+    ),
+    ConflictRule(
         "share_port",
         "data_parallel_size",
         lambda c: c.share_port + c.data_parallel_size - 1 > 65_535,
