@@ -183,6 +183,12 @@ PARTS: Mapping[str, Part] = {
         ("rate", "added", "long", "texts", "events", "pickers"),
         needs=ENVOY,
     ),
+    "handover": Part(
+        "Prompts pushed to the worker that decodes, with the reference engine",
+        "the same, read after they are computed",
+        "rows",
+        ["handover.py"],
+    ),
     "placement": Part(
         "Conversations on three workers with the reference engine",
         "round-robin on the same fleet",

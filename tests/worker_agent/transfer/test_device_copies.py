@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from support.blocks.recording_device import RecordingDevice
 from worker_agent.layout.config import LayoutConfig
 from worker_agent.layout.strides import LayoutKind
 from worker_agent.transfer.device_copies import STAGING_BLOCKS, DeviceCopies
@@ -70,6 +71,23 @@ def test_gather_by_layer_reads_the_blocks_numbers_once(layout, saved):
     copy = gather.end()
     copy.wait()
     assert torch.equal(copy.rows, expected[chosen])
+
+
+def test_gather_between_layers_does_not_use_their_staging_rows():
+    of = physical("1").configured(CONFIG).laid_out(LayoutKind.BLOCK_FIRST).allocated_on_host()
+    for region in of.regions:
+        region.copy_(torch.arange(region.numel()).view(region.shape) % 251)
+    expected, device = all_rows(of), RecordingDevice()
+    copies = DeviceCopies([of], device)
+    with device.recording():
+        layers = copies.gather_by_layer([1, 2, 3])
+        layers.save(0)
+        whole = copies.gather([7, 8, 9], copies.host_rows(3))
+        by_layer = layers.end()
+        for copy in (whole, by_layer):
+            copy.wait()
+    assert torch.equal(whole.rows, expected[[7, 8, 9]])
+    assert torch.equal(by_layer.rows, expected[[1, 2, 3]])
 
 
 def test_invalid_copy_is_refused(layout):
