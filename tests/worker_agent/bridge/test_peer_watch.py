@@ -42,7 +42,9 @@ class Engine:
 
 
 def shares(worker_id):
-    return announcement(worker_id, block_addresses={0: [f"tcp://engine:{worker_id}"]})
+    """The engine has vLLM's own P2P tier as well, which is no place for the connector."""
+    addresses = [f"vllm-p2p://engine:{worker_id}", f"tcp://engine:{worker_id}"]
+    return announcement(worker_id, block_addresses={0: addresses})
 
 
 async def test_of_many_engines_each_round_names_the_same(nats_server, tmp_path, monkeypatch):
