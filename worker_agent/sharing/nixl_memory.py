@@ -35,7 +35,7 @@ FIRST_POLL_S, MAX_POLL_S = 50e-6, 1e-3
 NIXL_NEEDED = "with the package nixl (kv-router[nixl]), where NIXL starts"
 MAX_ABANDONED = 16
 """Limit of reads that cannot be stopped; beyond it nothing is read through NIXL until one ends."""
-_MODULES = "nixl._api", "nixl_cu13._api", "nixl_cu12._api"
+MODULES = "nixl._api", "nixl_cu13._api", "nixl_cu12._api"
 _HOST = "DRAM"
 
 AgentName = bytes | str
@@ -89,7 +89,7 @@ class NixlAgent(Protocol):
 
 def _started(name: str) -> NixlAgent:
     """Start NIXL, with its UCX backend. Raises NixlUnavailableError."""
-    for module in _MODULES:
+    for module in MODULES:
         with suppress(ImportError):
             api = importlib.import_module(module)
             break

@@ -25,7 +25,12 @@ from support.fleets.peering import (
 from support.processes.servers import until
 from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.sharing.blockset import BlocksetExport, decode
-from worker_agent.sharing.nixl_memory import LANDING_BYTES, NixlMemory, NixlUnavailableError
+from worker_agent.sharing.nixl_memory import (
+    LANDING_BYTES,
+    MODULES,
+    NixlMemory,
+    NixlUnavailableError,
+)
 from worker_agent.sharing.peer_client import PeerClient
 from worker_agent.sharing.peer_messages import Challenge, GetNamed, Proof, Readable, Sent, Welcome
 from worker_agent.sharing.peer_wire import SERVER, Line, proof_of
@@ -220,7 +225,7 @@ def test_wrong_number_of_addresses_fails_the_request(owner, other, memory, addre
 
 
 def test_missing_package_is_named(monkeypatch):
-    for name in ("nixl", "nixl._api", "nixl_cu13._api", "nixl_cu12._api"):
+    for name in ("nixl", *MODULES):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(NixlUnavailableError, match="not installed"):
         NixlMemory([])
