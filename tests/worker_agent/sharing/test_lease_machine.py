@@ -358,7 +358,7 @@ def rule_of(call):
 
 def test_leases_in_any_order_agree_with_the_model():
     run_state_machine_as_test(
-        LeaseMachine, settings=settings(max_examples=examples(30), stateful_step_count=30)
+        LeaseMachine, settings=settings(max_examples=examples(16), stateful_step_count=50)
     )
 
 
