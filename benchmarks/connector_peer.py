@@ -144,7 +144,7 @@ def main() -> None:
             sets,
             TOKEN,
             path=Path(directory) / "socket",
-            nixl_metadata=nixl.metadata,
+            nixl=nixl,
         )
         tls, authorities = _certified(Path(directory))
         with_tls = PeerServer(Leases(Rank(WORKER_ID, 0), 1), sets, TOKEN, tls=tls)

@@ -30,8 +30,8 @@ from worker_agent.transfer.block_window import BlockWindow
 LANDING_BYTES = 16 << 20
 """Size of a connection's landing memory, if two blocks fit: one half lands while the other is
 proven."""
-FIRST_POLL_S, MAX_POLL_S = 50e-6, 1e-3
-"""Interval between two looks at a transfer, doubled up to the second."""
+POLL_S = 100e-6
+"""Interval between two looks at a transfer."""
 NIXL_NEEDED = "with the package nixl (kv-router[nixl]), where NIXL starts"
 MAX_ABANDONED = 16
 """Limit of reads that cannot be stopped; beyond it nothing is read through NIXL until one ends."""
@@ -86,6 +86,9 @@ class NixlAgent(Protocol):
     def release_xfer_handle(self, handle: Any) -> None:
         """Release a transfer; it raises as long as it cannot be stopped."""
 
+    def get_new_notifs(self) -> Any:
+        """Do what other agents wait for, and return their notifications."""
+
 
 def _started(name: str) -> NixlAgent:
     """Start NIXL, with its UCX backend. Raises NixlUnavailableError."""
@@ -97,7 +100,9 @@ def _started(name: str) -> NixlAgent:
         raise NixlUnavailableError("NIXL is not installed")
     logging.getLogger("nixl").setLevel(logging.WARNING)
     config = api.nixl_agent_config(
-        backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+        backends=["UCX"],
+        enable_prog_thread=False,  # It would keep a core busy, also while nothing is read.
+        sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
     )
     try:
         return cast("NixlAgent", api.nixl_agent(name, config))
@@ -155,6 +160,11 @@ class NixlMemory:
         with self._lock:
             self._abandoned = [each for each in self._abandoned if not each.release()]
             return len(self._abandoned) < MAX_ABANDONED
+
+    def progress(self) -> None:
+        """Do our part of the reads of others; without RDMA they wait for it."""
+        with suppress(Exception):  # Of one that is gone: the socket says so.
+            self.agent.get_new_notifs()
 
     def connect(self, metadata: bytes) -> AgentName:
         """Connect another agent and return its name. Raises exceptions of NIXL's own."""
@@ -285,12 +295,11 @@ class NixlReads:
         return handle
 
     def _wait(self, handle: Any, until_s: float) -> None:
-        agent, pause_s = self._memory.agent, FIRST_POLL_S
+        agent = self._memory.agent
         while (state := agent.check_xfer_state(handle)) == "PROC":
             if time.monotonic() >= until_s:
                 raise TimeoutError("timed out")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_POLL_S)
+            time.sleep(POLL_S)
         if state != "DONE":
             raise RuntimeError("the transfer failed")
         agent.release_xfer_handle(handle)

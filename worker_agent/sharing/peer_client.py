@@ -325,7 +325,7 @@ class PeerClient:
         """
         if until_s is None:
             until_s = time.monotonic() + self._timeout_s
-        if self._line is not None and self._line.has_ended:
+        if self._line is not None and self._line.has_input:  # Its end: no message is expected.
             self.close()
         if self._line is None:
             self._line = self._connected(until_s)

@@ -28,6 +28,7 @@ from worker_agent.sharing.accepting import (
 )
 from worker_agent.sharing.errors import BlocksetError, PeerError
 from worker_agent.sharing.leases import Leases
+from worker_agent.sharing.nixl_memory import NixlMemory
 from worker_agent.sharing.peer_messages import (
     VERSION,
     Challenge,
@@ -67,6 +68,11 @@ from worker_agent.sharing.shared_sets import (
     held_by_name,
     leased_proofs,
 )
+
+
+def _can_be_read(parts: Sequence[Part]) -> bool:
+    """Return whether all blocks are in registered memory, and there are any."""
+    return bool(parts) and all(part.shared.window.is_in_one_piece for part in parts)
 
 
 def _check_count(identities: Sequence[bytes]) -> None:
@@ -112,7 +118,7 @@ class PeerCounters(Struct):
 class PeerServer:
     """A server that accepts connections from construction to `close`."""
 
-    __slots__ = ("_clock", "_closed", "_guests", "_leases", "_listeners", "_metadata", "_receiver",
+    __slots__ = ("_clock", "_closed", "_guests", "_leases", "_listeners", "_nixl", "_receiver",
                  "_sets", "_threads", "_timeout_s", "_tls", "_token", "addresses",
                  "counters")  # fmt: skip
 
@@ -130,15 +136,15 @@ class PeerServer:
         max_connections: int = MAX_CONNECTIONS,
         clock: Callable[[], float] = time.monotonic,
         receiver: PushReceiver | None = None,
-        nixl_metadata: bytes = b"",
+        nixl: NixlMemory | None = None,
     ) -> None:
         """Start listening. Raises PeerError if an address is not available.
 
         `sets`: by their index in exports. `token`: of the deployment. `host`: None for no port.
         `path`: of a socket for workers on this host. `timeout_s`: for all data of one request.
         `max_connections`: of proven peers. `clock`: the one that the leases use.
-        `receiver`: of pushed blocks; None: all are refused. `nixl_metadata`: of the agent with
-        which all sets on the host are registered; empty: they are not.
+        `receiver`: of pushed blocks; None: all are refused. `nixl`: with which all sets on
+        the host are registered; None: they are not.
         """
         self.counters = PeerCounters()
         self._leases = leases
@@ -148,7 +154,7 @@ class PeerServer:
         self._timeout_s = timeout_s
         self._clock = clock
         self._receiver = receiver
-        self._metadata = nixl_metadata
+        self._nixl = nixl
         self._guests = Guests(max_connections, MAX_STRANGERS)
         self._closed = Event()
         self._listeners = [] if host is None else [tcp_listener(host, port)]
@@ -315,18 +321,14 @@ class PeerServer:
         if is_one and request.may_map and line.is_local:
             give_mapped(line, parts[0], missing, handed_over.sets)
             self.counters.mapped_blocks += count
-        elif request.may_read and self._can_be_read(parts):
-            metadata = b"" if handed_over.has_metadata else self._metadata
-            give_readable(line, parts, missing, metadata)
+        elif request.may_read and self._nixl is not None and _can_be_read(parts):
+            metadata = b"" if handed_over.has_metadata else self._nixl.metadata
+            give_readable(line, parts, missing, metadata, self._nixl.progress)
             handed_over.has_metadata = True
             self.counters.read_blocks += count
         else:
             give_bytes(line, parts, missing)
         self.counters.sent_blocks += count
-
-    def _can_be_read(self, parts: Sequence[Part]) -> bool:
-        is_registered = all(part.shared.window.is_in_one_piece for part in parts)
-        return bool(parts and self._metadata) and is_registered
 
     def _take(self, line: Line, request: Put) -> None:
         listed, now_s = request.listed, self._clock()

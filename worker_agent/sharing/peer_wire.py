@@ -171,8 +171,8 @@ class Line:
         return self._socket.family == socket.AF_UNIX
 
     @property
-    def has_ended(self) -> bool:
-        """True if the other side has closed the connection, while no message is expected."""
+    def has_input(self) -> bool:
+        """True if bytes have come, or the other side has closed the connection."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
@@ -207,10 +207,9 @@ class Line:
         for block, proof in zip(blocks, proofs or [None] * len(blocks), strict=True):
             self._send_block(block, proof)
 
-    def send_proofs(self, blocks: Sequence[memoryview], proofs: Sequence[int | None]) -> None:
-        """Send the proofs of blocks alone, as `send_blocks` does: the client reads their memory."""
-        for block, proof in zip(blocks, proofs, strict=True):
-            self._send_block(block, proof, is_read=True)
+    def send_proof(self, block: memoryview, proof: int | None) -> None:
+        """Send the proof of a block alone, as `send_blocks` does: the client reads its memory."""
+        self._send_block(block, proof, is_read=True)
 
     def _send_block(self, block: memoryview, proof: int | None, *, is_read: bool = False) -> None:
         assert self._sending is not None

@@ -6,6 +6,7 @@ give_bytes      over the socket
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,8 @@ from worker_agent.transfer.block_window import BlockWindow
 
 T = TypeVar("T")
 
+POLL_S = 100e-6
+"""Interval between two parts that we do of reads of our memory."""
 CHECK_EVERY = 8
 """In shared memory, one of this many blocks is verified."""
 
@@ -105,14 +108,26 @@ def give_bytes(line: Line, parts: Sequence[Part], missing: list[int]) -> None:
     line.send_blocks(*_proven(parts))
 
 
-def give_readable(line: Line, parts: Sequence[Part], missing: list[int], metadata: bytes) -> None:
+def give_readable(
+    line: Line,
+    parts: Sequence[Part],
+    missing: list[int],
+    metadata: bytes,
+    progress: Callable[[], None],
+) -> None:
     """Send the addresses and proofs of blocks; return when the peer has read them.
 
-    `metadata`: of our NIXL agent; empty if the peer has it. Raises PeerError.
+    `metadata`: of our NIXL agent; empty if the peer has it. `progress`: does our part of its reads.
+    Raises PeerError.
     """
     addresses = _in_order(parts, (part.shared.window.addresses(part.blocks) for part in parts))
     line.send(Readable(missing, parts[0].shared.window.block_bytes, addresses, metadata))
-    line.send_proofs(*_proven(parts))
+    for view, proof in zip(*_proven(parts), strict=True):
+        line.send_proof(view, proof)
+        progress()
+    while not line.has_input and time.monotonic() < line.until_s:
+        progress()
+        time.sleep(POLL_S)
     line.receive(Taken)
 
 

@@ -136,7 +136,7 @@ class BlockSharing:
             max_connections=config.max_connections,
             clock=clock,
             receiver=self.receiver,
-            nixl_metadata=self.nixl.metadata if self.nixl is not None else b"",
+            nixl=self.nixl,
         )
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
 
+import torch
 from torch import Tensor
 
 from router.protocol.values import Rank
@@ -52,6 +53,7 @@ class PeerProcess:
         self.pid = os.fork()
         if not self.pid:
             signal.alarm(LONGEST_S)
+            torch.set_num_threads(1)  # Threads of OpenMP are not there in a fork.
             try:
                 _serve(self.port, self._contents, self._name)
             finally:

@@ -61,13 +61,11 @@ class Worker:
         }
         self.windows = {index: BlockWindow(layout) for index, layout in self.layouts.items()}
         self.nixl = NixlMemory(self.windows.values()) if nixl else None
-        if nixl:
-            server["nixl_metadata"] = self.nixl.metadata
         self.leases = Leases(Rank(worker_id, server.pop("dp_rank", 0)), epoch)
         sets = {
             i: SharedSet(tier.pool, self.windows[i], proof=proof) for i, tier in self.tiers.items()
         }
-        self.server = PeerServer(self.leases, sets, token, **server)
+        self.server = PeerServer(self.leases, sets, token, nixl=self.nixl, **server)
 
     def __enter__(self):
         return self

@@ -7,6 +7,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from xxhash import xxh3_64_intdigest
@@ -182,6 +183,9 @@ def test_another_process_is_read_while_it_runs(other, memory):
             until(lambda: client.get(listed, room) == [DONE] * 4)
             assert memory.counters.read_blocks >= before + 4
             assert other.read(HOST, range(4)) == [content(n) for n in range(4)]
+            idle_s = processor_s(owner.process.pid)
+            time.sleep(0.3)
+            assert processor_s(owner.process.pid) - idle_s < 0.1, "an idle owner polls"
             owner.process.send_signal(signal.SIGSTOP)
             os.waitpid(owner.process.pid, os.WUNTRACED)
             assert client.get(listed, room) == [FAILED] * 4
@@ -229,6 +233,12 @@ def test_missing_package_is_named(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(NixlUnavailableError, match="not installed"):
         NixlMemory([])
+
+
+def processor_s(pid):
+    """The processor time of a process."""
+    cells = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, cells[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 class NixlOwner:
