@@ -11,7 +11,6 @@ piece for the user. `--quick` has 2,000 tokens alone.
 """
 
 import asyncio
-import os
 import re
 import sys
 import time
@@ -28,7 +27,7 @@ from msgspec import Struct, json
 from report import Benchmark, Section, report
 from rows import Row
 
-from support.processes.processes import Fleet
+from support.processes.processes import Fleet, processor_s
 from support.processes.servers import NatsServer, eventually, free_port
 
 SECTIONS = {"2000": 2_000, "8000": 8_000}
@@ -140,13 +139,8 @@ class Side:
 
     def _busy_s(self) -> float:
         return sum(
-            _processor_s(self._fleet.workers[worker].popen.pid) for worker in (PREFILL, DECODE)
+            processor_s(self._fleet.workers[worker].popen.pid) for worker in (PREFILL, DECODE)
         )
-
-
-def _processor_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def measure(sizes: list[int], rounds: list[int]) -> list[list[Row]]:
@@ -169,7 +163,6 @@ async def _rows(sides: list[Side], tokens: int, rounds: int) -> list[Row]:
         for side in sides if number % 2 else sides[::-1]:
             await asyncio.sleep(PAUSE_S)
             seen[side.is_pushed].append(await side.measured(tokens))
-    print(f"{tokens}: {seen}", file=sys.stderr)
 
     def row(name: str, field: str, unit: str, scale: float) -> Row:
         ours, peer = (median(getattr(e, field) for e in seen[p]) * scale for p in (True, False))

@@ -101,6 +101,12 @@ class SharingSettings(Struct, frozen=True, kw_only=True):
     ] = 10.0
 
 
+def no_nixl_with(key: str) -> ConflictRule:
+    """Return the rule that NIXL and this setting of TLS exclude each other."""
+    reason = "NIXL does not encrypt the memory that it reads"
+    return ConflictRule("share_nixl", key, lambda c: c.share_nixl and getattr(c, key), reason)
+
+
 def _only_shared(key: str) -> ConflictRule:
     return ConflictRule(key, "share", lambda c: not c.share, "blocks are not shared")
 
@@ -119,12 +125,7 @@ RULES: tuple[ConflictRule, ...] = (
         lambda c: bool(c.share_ca_file) and not c.tls_cert_file,
         "blocks are sent without TLS",
     ),
-    ConflictRule(
-        "share_nixl",
-        "tls_cert_file",
-        lambda c: c.share_nixl and bool(c.tls_cert_file),
-        "NIXL does not encrypt the memory that it reads",
-    ),
+    no_nixl_with("tls_cert_file"),
     ConflictRule(
         "share_port",
         "data_parallel_size",

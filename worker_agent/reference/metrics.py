@@ -23,12 +23,10 @@ _SHARING: Rows = {
     "mapped_blocks": counter("Of those, read in place", "counters."),
     "nixl_given_blocks": counter("Of those, read from memory through NIXL", "counters.read_blocks"),
     "nixl_pulled_blocks": counter(
-        "Blocks read from memory of other workers through NIXL",
-        lambda s: s.nixl_counters.read_blocks,
+        "Blocks read from memory of other workers through NIXL", "nixl_counters.read_blocks"
     ),
     "nixl_failed_reads": counter(
-        "Requests that NIXL could not read, and the socket did",
-        lambda s: s.nixl_counters.failed_reads,
+        "Requests that NIXL could not read, and the socket did", "nixl_counters.failed_reads"
     ),
     "taken_blocks": counter("Blocks written by other workers", "counters.received_blocks"),
     "corrupt_blocks": counter("Blocks received damaged", "counters."),

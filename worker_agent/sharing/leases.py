@@ -277,8 +277,8 @@ class Leases:
             reason = f"{list(listed.block_indices)} of set {listed.block_set_idx}"
             raise BlocksetError("block_indices", reason, allowed, rule="not_leased")
         if lease.push is not None and not lease.push.being_written.isdisjoint(listed.block_indices):
-            rule = "being_written"
-            raise BlocksetError("block_indices", rule, "one write at a time", rule=rule)
+            reason, allowed = "some are written already", "one write of a block at a time"
+            raise BlocksetError("block_indices", reason, allowed, rule="being_written")
         return lease
 
     def _release(self, lease: _Lease) -> None:

@@ -31,7 +31,7 @@ LANDING_BYTES = 16 << 20
 """Size of a connection's landing memory, if two blocks fit: one half lands while the other is
 proven."""
 POLL_S = 100e-6
-"""Interval between two looks at a transfer."""
+"""Interval between two looks at a transfer, on either side."""
 NIXL_NEEDED = "with the package nixl (kv-router[nixl]), where NIXL starts"
 MAX_ABANDONED = 16
 """Limit of reads that cannot be stopped; beyond it nothing is read through NIXL until one ends."""

@@ -229,7 +229,7 @@ class Line:
         return self._proven(self._received(block))
 
     def receive_proof(self, block: memoryview, read: memoryview) -> int | None:
-        """Copy a block that was read in another way into its place, and receive its proof.
+        """Copy a block that was read through NIXL to its place, and receive its proof.
 
         Returns as `receive_block`. What is proven is the copy: `read` may still be written.
         """

@@ -18,14 +18,13 @@ from xxhash import xxh3_64_intdigest
 from router.runtime.own_files import open_own
 from worker_agent.blocks.pool import BlockPool
 from worker_agent.sharing.errors import BlocksetError, PeerError
+from worker_agent.sharing.nixl_memory import POLL_S
 from worker_agent.sharing.peer_messages import Mapped, Readable, Sent, Taken
 from worker_agent.sharing.peer_wire import Line
 from worker_agent.transfer.block_window import BlockWindow
 
 T = TypeVar("T")
 
-POLL_S = 100e-6
-"""Interval between two parts that we do of reads of our memory."""
 CHECK_EVERY = 8
 """In shared memory, one of this many blocks is verified."""
 
@@ -132,7 +131,7 @@ def give_readable(
 
 
 class HandedOver(Struct):
-    """What a connection has carried already, and need not again.
+    """The files and metadata that a connection has carried already.
 
     `sets`: those of which the client has the file. `has_metadata`: of our NIXL agent.
     """

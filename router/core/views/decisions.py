@@ -100,10 +100,9 @@ def block_source(
 def _offered(core: RouterCore, rank: Rank, now_s: float) -> Sequence[str]:
     """Return where a rank shares its blocks; nowhere if it is known to be silent."""
     worker = core.fleet.get(rank.worker_id)
-    addresses = () if worker is None else worker.announcement.block_addresses.get(rank.dp_rank, ())
-    if worker is None or not addresses or core.fleet.silence_s(worker, now_s) is not None:
+    if worker is None or core.fleet.silence_s(worker, now_s) is not None:
         return ()
-    return addresses
+    return worker.announcement.block_addresses.get(rank.dp_rank, ())
 
 
 def _work(core: RouterCore, rank: Rank) -> int:

@@ -1,13 +1,14 @@
 """The address of an engine: http://a:8000[;events=…][;replay=…][;role=…][;eagle_groups=…][;p2p=…]."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import get_args
 from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Struct, ValidationError, convert
 
 from router.errors import InvalidFieldError
-from router.protocol.catalogue import VLLM_P2P, vllm_p2p_address, vllm_p2p_endpoint
+from router.protocol.catalogue import vllm_p2p_endpoint
 from router.protocol.hybrid import HybridSettings
 from router.protocol.values import Role
 from router.publisher.batch_order.address import rank_endpoint
@@ -46,11 +47,13 @@ class EngineUrl(Struct, frozen=True):
 
     def block_addresses(self, dp_ranks: Iterable[int]) -> dict[int, list[str]]:
         """Return where each of its ranks gives blocks to others; without those beyond all ports."""
-        host, _, port = (self.p2p or "").rpartition(":")
-        if not host:
-            return {}
-        found = {each: f"{VLLM_P2P}{host}:{int(port) + each}" for each in dp_ranks}
-        return {each: [place] for each, place in found.items() if vllm_p2p_address(place)}
+        found: dict[int, list[str]] = {}
+        if self.p2p is None:
+            return found
+        for dp_rank in dp_ranks:
+            with suppress(InvalidFieldError):
+                found[dp_rank] = [vllm_p2p_endpoint(self.p2p, dp_rank, "p2p")]
+        return found
 
     @property
     def host(self) -> str:

@@ -11,6 +11,7 @@ from router.config.router import DECISION_SETTINGS, RouterConfig
 from router.errors import ConfigError
 from router.runtime.process.command_line import Parser, add_setting, number_within
 from router.runtime.process.settings import COMMON, about, settings_of
+from router.tools.inspect.arguments import natural
 
 
 class RecordConfig(Struct, frozen=True, kw_only=True):
@@ -68,7 +69,7 @@ def replay_parser() -> Parser:
     )
     parser.add_argument(
         "--limit",
-        type=_limit,
+        type=natural,
         default=0,
         metavar="N",
         help="replay only the first N lines after the header; 0 (default): all",
@@ -82,9 +83,3 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
     for each in settings_of(RouterConfig()):
         if each.name in DECISION_SETTINGS:
             add_setting(group, each, each.text)
-
-
-def _limit(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return int(text)

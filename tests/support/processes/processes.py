@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 
@@ -16,6 +17,12 @@ from support.processes.servers import NO_TLS, eventually, free_port, freeze
 SMALL_MODEL = {
     "num-layers": 2, "hidden-size": 64, "num-heads": 4, "num-kv-heads": 2, "max-model-len": 2048,
 }  # fmt: skip
+
+
+def processor_s(pid):
+    """The processor time of a process, in hundredths of a second."""
+    cells = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, cells[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 class Process:

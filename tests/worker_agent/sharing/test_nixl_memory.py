@@ -7,7 +7,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from xxhash import xxh3_64_intdigest
@@ -23,6 +22,7 @@ from support.fleets.peering import (
     content,
     identities,
 )
+from support.processes.processes import processor_s
 from support.processes.servers import until
 from worker_agent.blocks.descriptors import BlockDescriptorList
 from worker_agent.sharing.blockset import BlocksetExport, decode
@@ -233,12 +233,6 @@ def test_missing_package_is_named(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(NixlUnavailableError, match="not installed"):
         NixlMemory([])
-
-
-def processor_s(pid):
-    """The processor time of a process."""
-    cells = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, cells[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 class NixlOwner:

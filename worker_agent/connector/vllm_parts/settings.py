@@ -19,7 +19,7 @@ from router.runtime.security.config import (
     check_readable,
 )
 from worker_agent.config.base import AgentBusConfig, AgentConfig, WorkerConfig, listed
-from worker_agent.config.sharing import rank_address
+from worker_agent.config.sharing import no_nixl_with, rank_address
 from worker_agent.config.tiers import TierSettings, check_tiers
 
 SOURCE = "kv_connector_extra_config"
@@ -173,18 +173,8 @@ _RULES = (
         lambda c: c.share_ca_file and c.share_listen and not c.tls_cert_file,
         "our own blocks would be sent without TLS",
     ),
-    ConflictRule(
-        "share_nixl",
-        "tls_cert_file",
-        lambda c: c.share_nixl and c.tls_cert_file,
-        "NIXL does not encrypt the memory that it reads",
-    ),
-    ConflictRule(
-        "share_nixl",
-        "share_ca_file",
-        lambda c: c.share_nixl and c.share_ca_file,
-        "NIXL does not encrypt the memory that it reads",
-    ),
+    no_nixl_with("tls_cert_file"),
+    no_nixl_with("share_ca_file"),
 )
 
 
